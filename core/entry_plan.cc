@@ -1,0 +1,81 @@
+#include "core/entry_plan.h"
+
+#include <array>
+#include <utility>
+
+namespace wcache {
+namespace {
+
+constexpr std::array<std::pair<Role, std::string_view>, 2> kRoles{
+    {{Role::target, "target"}, {Role::draft0, "draft0"}}};
+
+}  // namespace
+
+std::string_view to_string(Role role) {
+  for (const auto& [value, word] : kRoles)
+    if (value == role) return word;
+  return "target";
+}
+
+Result<Role> role_from_string(std::string_view word) {
+  for (const auto& [value, name] : kRoles)
+    if (name == word) return value;
+  return fail(Reason::invalid, "there is no role '" + std::string(word) + "'", "roles are target and draft0", "role");
+}
+
+std::string_view to_string(Layout layout) {
+  switch (layout) {
+    case Layout::checkpoint: return "checkpoint";
+    case Layout::mtp: return "mtp";
+    case Layout::sharded: return "sharded";
+    case Layout::published: return "published";
+  }
+  return "checkpoint";
+}
+
+std::uint64_t EntryPlan::nbytes() const {
+  std::uint64_t sum = 0;
+  for (const ImagePlan& image : images) sum += image.nbytes;
+  return sum;
+}
+
+std::uint64_t EntryPlan::weight_nbytes() const {
+  std::uint64_t sum = 0;
+  for (const ImagePlan& image : images)
+    if (is_weights(image.kind)) sum += image.nbytes;
+  return sum;
+}
+
+std::uint64_t EntryPlan::tensor_count() const {
+  std::uint64_t sum = 0;
+  for (const ImagePlan& image : images) sum += image.tensors.size();
+  return sum;
+}
+
+EntryPlan plan_checkpoint(Checkpoint checkpoint, Role role) {
+  EntryPlan plan;
+  plan.role = role;
+  plan.layout = Layout::checkpoint;
+  plan.name = std::move(checkpoint.name);
+  plan.source = checkpoint.root.string();
+  plan.architecture = std::move(checkpoint.architecture);
+  plan.dtype = std::move(checkpoint.dtype);
+  plan.quantization = std::move(checkpoint.quantization);
+  plan.left_out = std::move(checkpoint.left_out);
+  plan.sources = std::move(checkpoint.files);
+  for (std::uint32_t i = 0; i < plan.sources.size(); ++i) {
+    SourceFile& file = plan.sources[i];
+    ImagePlan image;
+    image.name = file.name;
+    image.kind = file.kind;
+    image.nbytes = file.identity.nbytes;
+    image.mtime_ns = file.identity.mtime_ns;
+    if (image.nbytes > 0) image.pieces.push_back({0, i, 0, image.nbytes});
+    image.segments = segments_of(image.nbytes, file.tensors);
+    image.tensors = std::exchange(file.tensors, {});
+    plan.images.push_back(std::move(image));
+  }
+  return plan;
+}
+
+}  // namespace wcache

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/entry_plan.h"
+
+namespace wcache {
+
+/// Everything that tells one entry from another. Device, tier, IPC kind and path are not in it: they say where the
+/// bytes are, not which bytes. `tp_size` and `rank` count only in layouts where ranks hold different bytes.
+struct Key {
+  struct File {
+    std::string name;
+    std::uint64_t nbytes = 0;
+    Digest digest;
+  };
+  Role role = Role::target;
+  Layout layout = Layout::checkpoint;
+  std::uint32_t tp_size = 1;
+  std::vector<File> files;  ///< of all ranks, sorted by name (bytewise)
+
+  /// The text whose XXH3-128 is the fingerprint; docs/formats.md has its grammar.
+  std::string canonical() const;
+  Fingerprint fingerprint() const;
+};
+
+}  // namespace wcache

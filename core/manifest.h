@@ -1,0 +1,93 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/digest.h"
+#include "core/key.h"
+#include "core/entry_plan.h"
+#include "core/result.h"
+
+namespace wcache {
+
+/// What the fill learned about one image of an EntryPlan: one digest a segment, in the plan's order, and the file's.
+struct ImageDigests {
+  Digest file;
+  std::vector<Digest> segments;
+};
+
+/// Where the bytes are; not part of the key.
+struct Placement {
+  std::string tier = "host";
+  std::string device_uuid;  ///< "HOST-0", "GPU-..."
+  std::string ipc_kind = "file";
+};
+
+/// The key of an entry whose one rank holds `plan`, with digests in the order of plan.images.
+Key key_of(const EntryPlan& plan, std::span<const ImageDigests> digests);
+
+/// Serialises the manifest (manifest.fbs). Tensors and files come out sorted by name.
+std::vector<std::byte> build_manifest(const EntryPlan& plan, std::span<const ImageDigests> digests,
+                                      const Fingerprint& fingerprint, const Placement& placement);
+
+/// A read-only view of a serialised manifest. Borrows the bytes, which may come from another process: `open` verifies
+/// the frame in constant time, every accessor checks its own bounds and answers with an empty view or nullopt for a row
+/// that points outside. Safe for concurrent use.
+class ManifestView {
+ public:
+  static Result<ManifestView> open(std::span<const std::byte> bytes);
+
+  struct File {
+    std::string_view name;
+    FileKind kind = FileKind::other;
+    std::uint64_t nbytes = 0;
+    std::int64_t mtime_ns = 0;
+    std::uint64_t tensors = 0;
+    Digest digest;
+  };
+  struct Tensor {
+    std::string_view name;
+    std::string_view dtype;
+    std::span<const std::uint64_t> shape;
+    std::uint32_t file = 0;
+    std::uint64_t offset = 0;  ///< in the file
+    std::uint64_t nbytes = 0;
+    std::uint32_t slab = 0;
+    std::uint64_t slab_offset = 0;
+    Digest digest;
+  };
+
+  std::string_view role() const;
+  std::string_view layout() const;
+  Fingerprint fingerprint() const;
+  std::uint32_t rank() const;
+  std::uint32_t tp_size() const;
+  std::string_view name() const;
+  std::string_view source() const;
+  std::string_view architecture() const;
+  std::string_view dtype() const;
+  std::string_view quantization() const;
+  Placement placement() const;
+
+  std::size_t file_count() const;
+  std::optional<File> file(std::size_t row) const;
+  std::optional<std::size_t> find_file(std::string_view name) const;  ///< by binary search
+
+  std::size_t tensor_count() const;
+  std::optional<Tensor> tensor(std::size_t row) const;
+  std::optional<std::size_t> find_tensor(std::string_view name) const;  ///< by binary search
+
+  std::vector<LeftOut> left_out() const;
+  std::uint64_t nbytes() const;  ///< of all files
+
+ private:
+  explicit ManifestView(std::span<const std::byte> bytes) : bytes_(bytes) {}
+  std::span<const std::byte> bytes_;
+};
+
+}  // namespace wcache
