@@ -34,8 +34,8 @@ function(wcache_program NAME MAIN)
 endfunction()
 
 # wcache_shared_library(TARGET OUTPUT name SOURCES file... [PRIVATE library...] [HEADERS file...] [SYMBOLS script])
-# An installed shared library lib<name>.so with a C interface: HEADERS are installed below include/<name>/, SYMBOLS is a
-# linker version script. Only what the script or visibility attributes name is exported.
+# An installed shared library lib<name>.so with a C interface: HEADERS are installed in include/, with a
+# pkg-config file made of cmake/<name>.pc.in; SYMBOLS is a linker version script. Only what the script or visibility attributes name is exported.
 function(wcache_shared_library TARGET)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "OUTPUT;SYMBOLS" "SOURCES;PRIVATE;HEADERS")
   _wcache_no_rest(${TARGET} "${arg_UNPARSED_ARGUMENTS}")
@@ -54,7 +54,11 @@ function(wcache_shared_library TARGET)
     set_property(TARGET ${TARGET} APPEND PROPERTY LINK_DEPENDS ${arg_SYMBOLS})
   endif()
   install(TARGETS ${TARGET} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-  install(FILES ${arg_HEADERS} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/${arg_OUTPUT})
+  install(FILES ${arg_HEADERS} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+  if(EXISTS ${CMAKE_SOURCE_DIR}/cmake/${arg_OUTPUT}.pc.in)
+    configure_file(${CMAKE_SOURCE_DIR}/cmake/${arg_OUTPUT}.pc.in ${CMAKE_BINARY_DIR}/${arg_OUTPUT}.pc @ONLY)
+    install(FILES ${CMAKE_BINARY_DIR}/${arg_OUTPUT}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+  endif()
 endfunction()
 
 # wcache_test(NAME LABELS label SOURCES file... [LIBS library...] [TIMEOUT seconds] [NO_MAIN])
@@ -74,6 +78,7 @@ function(wcache_test NAME)
   if(NOT arg_NO_MAIN)
     list(APPEND arg_LIBS GTest::gmock_main)
   endif()
+  _wcache_serial(serial "${arg_LABELS}")
   add_executable(${NAME} ${arg_SOURCES})
   target_link_libraries(${NAME} PRIVATE ${arg_LIBS} wcache::gtest wcache_settings wcache_warnings)
   set_target_properties(${NAME} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
@@ -82,7 +87,7 @@ function(wcache_test NAME)
     TEST_PREFIX ${NAME}.
     DISCOVERY_MODE PRE_TEST
     DISCOVERY_TIMEOUT 60
-    PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS ${arg_LABELS})
+    PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS ${arg_LABELS} RUN_SERIAL ${serial})
 endfunction()
 
 # wcache_script_test(NAME LABELS label... COMMAND command... [TIMEOUT seconds])
@@ -95,11 +100,13 @@ function(wcache_script_test NAME)
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 600)
   endif()
+  _wcache_serial(serial "${arg_LABELS}")
   add_test(NAME ${NAME} COMMAND ${arg_COMMAND} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
   set_tests_properties(
     ${NAME}
     PROPERTIES LABELS "${arg_LABELS}"
                TIMEOUT ${arg_TIMEOUT}
+               RUN_SERIAL ${serial}
                SKIP_RETURN_CODE 77
                ENVIRONMENT "WCACHE_BIN_DIR=${CMAKE_RUNTIME_OUTPUT_DIRECTORY}")
 endfunction()
@@ -158,6 +165,15 @@ endfunction()
 function(_wcache_no_rest NAME REST)
   if(REST)
     message(FATAL_ERROR "${NAME}: unexpected arguments: ${REST}")
+  endif()
+endfunction()
+
+# Tests with real mounts, engines or a device share them and the machine's memory: one at a time, and nothing beside them.
+function(_wcache_serial VARIABLE LABELS)
+  if(LABELS STREQUAL unit)
+    set(${VARIABLE} OFF PARENT_SCOPE)
+  else()
+    set(${VARIABLE} ON PARENT_SCOPE)
   endif()
 endfunction()
 
