@@ -9,13 +9,14 @@
 #include <vector>
 
 #include "core/digest.h"
-#include "core/key.h"
 #include "core/entry_plan.h"
+#include "core/key.h"
 #include "core/result.h"
 
 namespace wcache {
 
-/// What the fill learned about one image of an EntryPlan: one digest a segment, in the plan's order, and the file's.
+/// What the fill learned about one image of an EntryPlan: one digest a segment, in the plan's order, and the
+/// file's.
 struct ImageDigests {
   Digest file;
   std::vector<Digest> segments;
@@ -31,13 +32,17 @@ struct Placement {
 /// The key of an entry whose one rank holds `plan`, with digests in the order of plan.images.
 Key key_of(const EntryPlan& plan, std::span<const ImageDigests> digests);
 
-/// Serialises the manifest (manifest.fbs). Tensors and files come out sorted by name.
-std::vector<std::byte> build_manifest(const EntryPlan& plan, std::span<const ImageDigests> digests,
-                                      const Fingerprint& fingerprint, const Placement& placement);
+/// Serialises the manifest (manifest.fbs). File row i is plan.images[i] (sorted by name already); tensors
+/// come out sorted by name. Reason::unsupported for what the format cannot hold (2 GiB of table, 65535
+/// dimensions or dtypes), internal where plan and digests do not belong together.
+Result<std::vector<std::byte>> build_manifest(const EntryPlan& plan, std::span<const ImageDigests> digests,
+                                              const Fingerprint& fingerprint, const Placement& placement);
 
-/// A read-only view of a serialised manifest. Borrows the bytes, which may come from another process: `open` verifies
-/// the frame in constant time, every accessor checks its own bounds and answers with an empty view or nullopt for a row
-/// that points outside. Safe for concurrent use.
+/// A read-only view of a serialised manifest. Borrows the bytes (8-byte aligned, and nobody writes them any
+/// more), which may come from another process: `open` verifies the frame in a time that does not depend on
+/// the number of files and tensors, every accessor checks its own bounds and answers with an empty view or
+/// nullopt for a row that points outside of its table or its file. A name found in several files is found in
+/// one of them. Safe for concurrent use.
 class ManifestView {
  public:
   static Result<ManifestView> open(std::span<const std::byte> bytes);
