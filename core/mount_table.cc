@@ -3,11 +3,11 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <charconv>
 #include <optional>
-#include <ranges>
 
 #include "core/fd.h"
 
@@ -93,10 +93,8 @@ Result<std::vector<MountEntry>> read_mount_table() {
 }
 
 const MountEntry* mount_at(const std::vector<MountEntry>& table, std::string_view path) {
-  for (const MountEntry& entry : std::views::reverse(table)) {
-    if (entry.path == path) return &entry;
-  }
-  return nullptr;
+  const auto last = std::find_if(table.rbegin(), table.rend(), [&](const MountEntry& entry) { return entry.path == path; });
+  return last == table.rend() ? nullptr : &*last;
 }
 
 }  // namespace wcache
