@@ -63,7 +63,8 @@ endfunction()
 
 # wcache_test(NAME LABELS label SOURCES file... [LIBS library...] [TIMEOUT seconds] [NO_MAIN])
 # A GoogleTest program; ctest sees each of its cases, under one label (unit, mount, engines, gpu). TIMEOUT is a case's,
-# 60 seconds by default. A case that calls GTEST_SKIP counts as skipped. NO_MAIN: SOURCES have a main of their own.
+# 60 seconds by default. Cases run with WCACHE_BIN_DIR set to where the programs are; one that calls GTEST_SKIP counts as
+# skipped. NO_MAIN: SOURCES have a main of their own.
 function(wcache_test NAME)
   cmake_parse_arguments(PARSE_ARGV 1 arg "NO_MAIN" "TIMEOUT" "LABELS;SOURCES;LIBS")
   _wcache_no_rest(${NAME} "${arg_UNPARSED_ARGUMENTS}")
@@ -87,7 +88,10 @@ function(wcache_test NAME)
     TEST_PREFIX ${NAME}.
     DISCOVERY_MODE PRE_TEST
     DISCOVERY_TIMEOUT 60
-    PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS ${arg_LABELS} RUN_SERIAL ${serial})
+    PROPERTIES TIMEOUT ${arg_TIMEOUT}
+               LABELS ${arg_LABELS}
+               RUN_SERIAL ${serial}
+               ENVIRONMENT WCACHE_BIN_DIR=${CMAKE_RUNTIME_OUTPUT_DIRECTORY})
 endfunction()
 
 # wcache_script_test(NAME LABELS label... COMMAND command... [TIMEOUT seconds])
