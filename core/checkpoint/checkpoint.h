@@ -30,7 +30,9 @@ enum class FileKind {
   opaque,       ///< weights of a known suffix whose inside is not read (.bin, .pt, .pth, ...)
 };
 
-constexpr bool is_weights(FileKind kind) { return kind != FileKind::other; }
+constexpr bool is_weights(FileKind kind) {
+  return kind != FileKind::other;
+}
 
 /// What tells one state of a file from another without reading it.
 struct FileIdentity {
@@ -46,11 +48,12 @@ struct FileIdentity {
 
 /// A file of the checkpoint that is served.
 struct SourceFile {
-  std::string name;             ///< relative to the checkpoint, '/' between parts; UTF-8 is not required of it
-  std::filesystem::path path;   ///< where to open it, symbolic links resolved
+  std::string name;            ///< relative to the checkpoint, '/' between parts; UTF-8 is not required of it
+  std::filesystem::path path;  ///< where to open it, symbolic links resolved
   FileIdentity identity;
   FileKind kind = FileKind::other;
-  std::vector<TensorInfo> tensors;  ///< sorted by offset, then name; empty for `other` and `opaque`
+  std::vector<TensorInfo>
+      tensors;  ///< sorted by offset, then size, then name; empty for `other` and `opaque`
 };
 
 /// A file that is not served, and why, in words for fingerprint.json.
@@ -61,30 +64,39 @@ struct LeftOut {
 
 /// A model on disk: a directory in Hugging Face layout, a hub cache snapshot, or a single weight file.
 struct Checkpoint {
-  std::filesystem::path root;  ///< absolute; the directory, or the single file
-  std::string name;            ///< base name; of a hub cache snapshot the repository's last part
-  std::vector<SourceFile> files;     ///< sorted by name
-  std::vector<LeftOut> left_out;     ///< sorted by name
-  std::string architecture;  ///< config.json architectures[0]; "general.architecture" of a GGUF; empty when unknown
-  std::string dtype;         ///< config.json torch_dtype or dtype; else the dtype of most weight bytes; empty when none
+  std::filesystem::path root;     ///< absolute; the directory, or the single file
+  std::string name;               ///< base name; of a hub cache snapshot the repository's last part
+  std::vector<SourceFile> files;  ///< sorted by name
+  std::vector<LeftOut> left_out;  ///< sorted by name
+  std::string
+      architecture;  ///< config.json architectures[0]; "general.architecture" of a GGUF; empty when unknown
+  std::string
+      dtype;  ///< config.json torch_dtype or dtype; else the dtype of most weight bytes; empty when none
   std::string quantization;  ///< config.json quantization_config.quant_method; empty when none
 };
 
-/// Reads directory, headers and index of MODEL; no tensor bytes. Every rule of what is served and left out is here
-/// (docs/architecture.md, "What is served"). Errors name the file and the check that failed:
-/// invalid (no such path, a hub id, an empty directory), corrupt (malformed file or index), denied, io.
+/// Reads directory, headers and index of MODEL; no tensor bytes. Every rule of what is served and left out is
+/// here (docs/architecture.md, "What is served"). Errors name the file and the check that failed: invalid (no
+/// such path, a hub id, an empty directory), corrupt (malformed file or index), denied, io.
 Result<Checkpoint> open_checkpoint(const std::filesystem::path& model);
 
-/// Parts of a weight file's header that do not depend on the directory around it. `file_nbytes` is the file's size.
-/// `name` is used in errors only. Checks are those of the safetensors library, in its order, and duplicates are refused.
-Result<std::vector<TensorInfo>> read_safetensors_header(int fd, std::uint64_t file_nbytes, std::string_view name);
+/// Parts of a weight file's header that do not depend on the directory around it. `file_nbytes` is the file's
+/// size. `name` is used in errors only. Both answer with tensors sorted by offset, then size, then name.
+///
+/// safetensors: the checks are those of the library, in its order; a failed one is Reason::corrupt and the
+/// message names file, tensor and check by the library's word ("InvalidOffset: ..."). Beyond the library,
+/// names given twice are refused.
+Result<std::vector<TensorInfo>> read_safetensors_header(int fd, std::uint64_t file_nbytes,
+                                                        std::string_view name);
+
 struct GgufHeader {
   std::vector<TensorInfo> tensors;
   std::string architecture;
 };
 Result<GgufHeader> read_gguf_header(int fd, std::uint64_t file_nbytes, std::string_view name);
 
-/// The hash segments of a file: its header, each tensor, each gap between; the whole file when it has no tensors.
+/// The hash segments of a file: its header, each tensor, each gap between; the whole file when it has no
+/// tensors.
 std::vector<Segment> segments_of(std::uint64_t file_nbytes, const std::vector<TensorInfo>& tensors);
 
 }  // namespace wcache
