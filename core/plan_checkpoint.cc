@@ -25,6 +25,7 @@ EntryPlan plan_checkpoint(Checkpoint checkpoint, Role role) {
     if (image.nbytes > 0) image.pieces.push_back({0, i, 0, image.nbytes});
     image.segments = segments_of(image.nbytes, file.tensors);
     image.tensors = std::exchange(file.tensors, {});
+    std::erase_if(image.tensors, [](const TensorInfo& tensor) { return tensor.shadowed; });
     plan.images.push_back(std::move(image));
   }
   return plan;

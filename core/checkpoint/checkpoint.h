@@ -20,6 +20,7 @@ struct TensorInfo {
   std::vector<std::uint64_t> shape;  ///< elements, outermost first (safetensors order, also for GGUF)
   std::uint64_t offset = 0;          ///< first byte, from the start of the file
   std::uint64_t nbytes = 0;
+  bool shadowed = false;  ///< another file of the checkpoint is the one that the name means (open_checkpoint)
   bool operator==(const TensorInfo&) const = default;
 };
 
