@@ -1,0 +1,404 @@
+#include "ipc/protocol.h"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <type_traits>
+#include <utility>
+
+#include "ipc/message.h"
+#include "ipc/protocol_generated.h"
+
+namespace wcache {
+namespace {
+
+using flatbuffers::FlatBufferBuilder;
+using flatbuffers::Offset;
+
+constexpr std::array<std::string_view, 6> kStates{"starting", "filling", "ready", "failed", "orphaned", "stale"};
+constexpr std::array<std::string_view, std::variant_size_v<Body>> kNames{
+    "Hello",          "HelloReply",  "ErrorReply",   "StatusRequest",  "StatusReply",  "AttachRequest",
+    "AttachReply",    "Descriptors", "VerifyRequest", "VerifyProgress", "VerifyReply", "EvictRequest",
+    "EvictReply",     "HoldersRequest", "HoldersReply", "WithdrawRequest", "WithdrawReply", "RankStatus"};
+
+constexpr std::size_t kMaxHolders = 128;
+constexpr std::size_t kMaxCommand = 200;
+constexpr std::size_t kMaxText = 4096;
+constexpr std::size_t kMaxDecoded = std::size_t{1} << 20;
+/// What one page of a status may hold by estimate; the rest of kMaxMessageBytes is the frame's.
+constexpr std::size_t kPageBytes = kMaxMessageBytes * 3 / 4;
+
+constexpr flatbuffers::uoffset_t kMaxDepth = 8;
+constexpr flatbuffers::uoffset_t kMaxTables = 4096;
+
+// ---- to FlatBuffers -------------------------------------------------------------------------------------------------
+
+Offset<flatbuffers::String> text(FlatBufferBuilder& to, const std::string& value) {
+  return value.empty() ? Offset<flatbuffers::String>() : to.CreateString(value);
+}
+
+Offset<wire::Holder> pack(FlatBufferBuilder& to, const Holder& from) {
+  return wire::CreateHolder(to, from.pid, text(to, from.command), from.since);
+}
+
+template <class Table>
+using OffsetVector = Offset<flatbuffers::Vector<Offset<Table>>>;
+
+OffsetVector<wire::Holder> pack(FlatBufferBuilder& to, const std::vector<Holder>& from) {
+  if (from.empty()) return {};
+  std::vector<Offset<wire::Holder>> rows;
+  for (const Holder& holder : from) rows.push_back(pack(to, holder));
+  return to.CreateVector(rows);
+}
+
+Offset<wire::Hello> pack(FlatBufferBuilder& to, const Hello& from) {
+  return wire::CreateHello(to, from.min_version, from.max_version, static_cast<wire::Purpose>(from.purpose),
+                           text(to, from.command));
+}
+
+Offset<wire::HelloReply> pack(FlatBufferBuilder& to, const HelloReply& from) {
+  return wire::CreateHelloReply(to, from.version, from.pid);
+}
+
+Offset<wire::ErrorReply> pack(FlatBufferBuilder& to, const ErrorReply& from) {
+  return wire::CreateErrorReply(to, to.CreateString(std::string(to_string(from.error.reason))),
+                                text(to, from.error.message), text(to, from.error.hint), text(to, from.error.key));
+}
+
+Offset<wire::RankStatus> pack(FlatBufferBuilder& to, const RankStatus& from) {
+  const auto role = text(to, from.role), name = text(to, from.name), fingerprint = text(to, from.fingerprint),
+             layout = text(to, from.layout), source = text(to, from.source),
+             state = to.CreateString(std::string(to_string(from.state))), reason = text(to, from.reason),
+             message = text(to, from.message), hint = text(to, from.hint), device = text(to, from.device_uuid),
+             tier = text(to, from.tier), pages = text(to, from.pages), socket = text(to, from.socket),
+             fill_path = text(to, from.fill_path);
+  const auto holders = pack(to, from.holders);
+  return wire::CreateRankStatus(to, role, name, fingerprint, layout, source, state, reason, message, hint, from.nbytes,
+                                from.tensors, from.tp_size, from.rank, from.pid, device, tier, pages, socket,
+                                from.filled, from.rate, fill_path, from.survives, holders, from.since,
+                                from.holders_complete);
+}
+
+Offset<wire::MountStatus> pack(FlatBufferBuilder& to, const MountStatus& from) {
+  if (from == MountStatus{}) return {};
+  const auto path = text(to, from.path), reason = text(to, from.reason);
+  const auto entries = to.CreateVectorOfStrings(from.entries);
+  return wire::CreateMountStatus(to, path, from.pid, from.passthrough, reason, entries);
+}
+
+Offset<wire::StatusReply> pack(FlatBufferBuilder& to, const StatusReply& from) {
+  std::vector<Offset<wire::RankStatus>> rows;
+  for (const RankStatus& rank : from.ranks) rows.push_back(pack(to, rank));
+  const OffsetVector<wire::RankStatus> ranks = rows.empty() ? OffsetVector<wire::RankStatus>() : to.CreateVector(rows);
+  return wire::CreateStatusReply(to, from.pid, ranks, pack(to, from.mount), from.more);
+}
+
+Offset<wire::AttachReply> pack(FlatBufferBuilder& to, const AttachReply& from) {
+  return wire::CreateAttachReply(to, from.descriptors, from.manifest_nbytes);
+}
+
+Offset<wire::Descriptors> pack(FlatBufferBuilder& to, const Descriptors& from) {
+  return wire::CreateDescriptors(to, from.first, from.count);
+}
+
+Offset<wire::VerifyProgress> pack(FlatBufferBuilder& to, const VerifyProgress& from) {
+  return wire::CreateVerifyProgress(to, from.done, from.total);
+}
+
+Offset<wire::VerifyReply> pack(FlatBufferBuilder& to, const VerifyReply& from) {
+  const auto file = text(to, from.file), tensor = text(to, from.tensor), expected = text(to, from.expected),
+             found = text(to, from.found);
+  return wire::CreateVerifyReply(to, from.ok, file, tensor, expected, found);
+}
+
+Offset<wire::HoldersReply> pack(FlatBufferBuilder& to, const HoldersReply& from) {
+  return wire::CreateHoldersReply(to, pack(to, from.holders));
+}
+
+Offset<wire::WithdrawRequest> pack(FlatBufferBuilder& to, const WithdrawRequest& from) {
+  return wire::CreateWithdrawRequest(to, from.force);
+}
+
+Offset<wire::WithdrawReply> pack(FlatBufferBuilder& to, const WithdrawReply& from) {
+  return wire::CreateWithdrawReply(to, from.withdrawn, pack(to, from.holders));
+}
+
+Offset<wire::StatusRequest> pack(FlatBufferBuilder& to, const StatusRequest&) { return wire::CreateStatusRequest(to); }
+Offset<wire::AttachRequest> pack(FlatBufferBuilder& to, const AttachRequest&) { return wire::CreateAttachRequest(to); }
+Offset<wire::VerifyRequest> pack(FlatBufferBuilder& to, const VerifyRequest&) { return wire::CreateVerifyRequest(to); }
+Offset<wire::EvictRequest> pack(FlatBufferBuilder& to, const EvictRequest&) { return wire::CreateEvictRequest(to); }
+Offset<wire::EvictReply> pack(FlatBufferBuilder& to, const EvictReply&) { return wire::CreateEvictReply(to); }
+Offset<wire::HoldersRequest> pack(FlatBufferBuilder& to, const HoldersRequest&) {
+  return wire::CreateHoldersRequest(to);
+}
+
+/// The table that a body is packed into.
+template <class Table>
+const Table* pointer_to(Offset<Table>);
+template <class T>
+using TableOf =
+    std::remove_pointer_t<decltype(pointer_to(pack(std::declval<FlatBufferBuilder&>(), std::declval<const T&>())))>;
+template <class T>
+constexpr wire::Body kTypeOf = wire::BodyTraits<std::remove_const_t<TableOf<T>>>::enum_value;
+
+// ---- from FlatBuffers -----------------------------------------------------------------------------------------------
+
+/// Reads verified tables. Offsets of a FlatBuffer may all point at one long string, so a small message could ask for
+/// gigabytes: what is copied out is counted, and past the budget nothing more is copied and `failure` is set.
+class Reader {
+ public:
+  explicit Reader(std::size_t budget) : budget_(budget) {}
+
+  std::optional<Error> failure() const { return failure_; }
+
+  std::string text(const flatbuffers::String* from) {
+    if (from == nullptr || !spend(from->size())) return {};
+    return from->str();
+  }
+
+  std::vector<Holder> unpack(const flatbuffers::Vector<Offset<wire::Holder>>* from) {
+    std::vector<Holder> out;
+    if (from == nullptr) return out;
+    for (const wire::Holder* row : *from) {
+      if (!spend(sizeof(Holder))) break;
+      out.push_back(Holder{row->pid(), text(row->command()), row->since()});
+    }
+    return out;
+  }
+
+  Hello unpack(const wire::Hello& from) {
+    if (from.purpose() > wire::Purpose::MAX) unknown("purpose", std::to_string(static_cast<int>(from.purpose())));
+    return Hello{from.min_version(), from.max_version(), static_cast<Purpose>(from.purpose()), text(from.command())};
+  }
+  HelloReply unpack(const wire::HelloReply& from) { return HelloReply{from.version(), from.pid()}; }
+  ErrorReply unpack(const wire::ErrorReply& from) {
+    return ErrorReply{Error{reason_from_string(text(from.reason())), text(from.message()), text(from.hint()),
+                            text(from.key()), 0}};
+  }
+
+  RankStatus unpack(const wire::RankStatus& from) {
+    RankStatus out;
+    out.role = text(from.role());
+    out.name = text(from.name());
+    out.fingerprint = text(from.fingerprint());
+    out.layout = text(from.layout());
+    out.source = text(from.source());
+    out.state = state(text(from.state()));
+    out.reason = text(from.reason());
+    out.message = text(from.message());
+    out.hint = text(from.hint());
+    out.nbytes = from.nbytes();
+    out.tensors = from.tensors();
+    out.tp_size = from.tp_size();
+    out.rank = from.rank();
+    out.pid = from.pid();
+    out.device_uuid = text(from.device_uuid());
+    out.tier = text(from.tier());
+    out.pages = text(from.pages());
+    out.socket = text(from.socket());
+    out.filled = from.filled();
+    out.rate = from.rate();
+    out.fill_path = text(from.fill_path());
+    out.survives = from.survives();
+    out.holders = unpack(from.holders());
+    out.since = from.since();
+    out.holders_complete = from.holders_complete();
+    return out;
+  }
+
+  MountStatus unpack(const wire::MountStatus& from) {
+    MountStatus out{text(from.path()), from.pid(), from.passthrough(), text(from.reason()), {}};
+    if (from.entries() == nullptr) return out;
+    for (const flatbuffers::String* entry : *from.entries()) {
+      if (!spend(sizeof(std::string))) break;
+      out.entries.push_back(text(entry));
+    }
+    return out;
+  }
+
+  StatusReply unpack(const wire::StatusReply& from) {
+    StatusReply out;
+    out.pid = from.pid();
+    out.more = from.more();
+    if (from.mount() != nullptr) out.mount = unpack(*from.mount());
+    if (from.ranks() == nullptr) return out;
+    for (const wire::RankStatus* row : *from.ranks()) {
+      if (!spend(sizeof(RankStatus))) break;
+      out.ranks.push_back(unpack(*row));
+    }
+    return out;
+  }
+
+  AttachReply unpack(const wire::AttachReply& from) { return AttachReply{from.descriptors(), from.manifest_nbytes()}; }
+  Descriptors unpack(const wire::Descriptors& from) { return Descriptors{from.first(), from.count()}; }
+  VerifyProgress unpack(const wire::VerifyProgress& from) { return VerifyProgress{from.done(), from.total()}; }
+  VerifyReply unpack(const wire::VerifyReply& from) {
+    return VerifyReply{from.ok(), text(from.file()), text(from.tensor()), text(from.expected()), text(from.found())};
+  }
+  HoldersReply unpack(const wire::HoldersReply& from) { return HoldersReply{unpack(from.holders())}; }
+  WithdrawRequest unpack(const wire::WithdrawRequest& from) { return WithdrawRequest{from.force()}; }
+  WithdrawReply unpack(const wire::WithdrawReply& from) {
+    return WithdrawReply{from.withdrawn(), unpack(from.holders())};
+  }
+  StatusRequest unpack(const wire::StatusRequest&) { return {}; }
+  AttachRequest unpack(const wire::AttachRequest&) { return {}; }
+  VerifyRequest unpack(const wire::VerifyRequest&) { return {}; }
+  EvictRequest unpack(const wire::EvictRequest&) { return {}; }
+  EvictReply unpack(const wire::EvictReply&) { return {}; }
+  HoldersRequest unpack(const wire::HoldersRequest&) { return {}; }
+
+ private:
+  bool spend(std::size_t nbytes) {
+    if (nbytes <= budget_) {
+      budget_ -= nbytes;
+      return true;
+    }
+    budget_ = 0;
+    if (!failure_) failure_ = Error{Reason::corrupt, "a message repeats itself beyond its own size"};
+    return false;
+  }
+
+  void unknown(std::string_view what, const std::string& word) {
+    if (!failure_) failure_ = Error{Reason::version, "a message has an unknown " + std::string(what) + ": " + word};
+  }
+
+  State state(const std::string& word) {
+    const auto* found = std::find(kStates.begin(), kStates.end(), word);
+    if (found != kStates.end()) return static_cast<State>(found - kStates.begin());
+    unknown("state", word);
+    return State::failed;
+  }
+
+  std::size_t budget_;
+  std::optional<Error> failure_;
+};
+
+template <std::size_t I = 0>
+std::optional<Body> unpack_body(const wire::Envelope& from, Reader& reader) {
+  if constexpr (I == std::variant_size_v<Body>) {
+    return std::nullopt;
+  } else {
+    using T = std::variant_alternative_t<I, Body>;
+    if (from.body_type() != kTypeOf<T>) return unpack_body<I + 1>(from, reader);
+    return Body(std::in_place_index<I>, reader.unpack(*static_cast<const TableOf<T>*>(from.body())));
+  }
+}
+
+// ---- what fits ------------------------------------------------------------------------------------------------------
+
+/// No less than what the parts take on the wire: offsets, lengths, padding and tables included.
+std::size_t estimate(const std::vector<Holder>& holders) {
+  std::size_t nbytes = 16;
+  for (const Holder& holder : holders) nbytes += 56 + holder.command.size();
+  return nbytes;
+}
+
+std::size_t estimate(const RankStatus& rank) {
+  std::size_t nbytes = 512 + estimate(rank.holders);
+  for (const std::string* part : {&rank.role, &rank.name, &rank.fingerprint, &rank.layout, &rank.source, &rank.reason,
+                                  &rank.message, &rank.hint, &rank.device_uuid, &rank.tier, &rank.pages, &rank.socket,
+                                  &rank.fill_path})
+    nbytes += part->size();
+  return nbytes;
+}
+
+void shorten(std::string& text, std::size_t most) {
+  constexpr std::string_view kCut = " ...";
+  if (text.size() > most) text = text.substr(0, most - kCut.size()) + std::string(kCut);
+}
+
+void fit(RankStatus& rank) {
+  if (!fit_holders(rank.holders)) rank.holders_complete = false;
+  for (std::string* part : {&rank.message, &rank.hint}) shorten(*part, kMaxText);
+}
+
+}  // namespace
+
+bool operator==(const ErrorReply& a, const ErrorReply& b) {
+  return a.error.reason == b.error.reason && a.error.message == b.error.message && a.error.hint == b.error.hint &&
+         a.error.key == b.error.key;
+}
+
+std::string_view to_string(State state) { return kStates[static_cast<std::size_t>(state)]; }
+
+std::string_view name_of(const Body& body) { return kNames[body.index()]; }
+
+Result<std::vector<std::byte>> encode(const Envelope& envelope) {
+  FlatBufferBuilder builder;
+  const Offset<void> body =
+      std::visit([&](const auto& value) { return Offset<void>(pack(builder, value).Union()); }, envelope.body);
+  const wire::Body type =
+      std::visit([](const auto& value) { return kTypeOf<std::remove_cvref_t<decltype(value)>>; }, envelope.body);
+  builder.FinishSizePrefixed(wire::CreateEnvelope(builder, envelope.id, type, body), wire::EnvelopeIdentifier());
+  if (builder.GetSize() > kMaxMessageBytes)
+    return fail(Reason::internal, "a " + std::string(name_of(envelope.body)) + " of " +
+                                      std::to_string(builder.GetSize()) + " bytes is too long to send");
+  const auto* begin = reinterpret_cast<const std::byte*>(builder.GetBufferPointer());
+  return std::vector<std::byte>(begin, begin + builder.GetSize());
+}
+
+Result<Envelope> decode(std::span<const std::byte> bytes) {
+  if (bytes.size() > kMaxMessageBytes) return fail(Reason::corrupt, "a message is too long");
+  const std::vector<std::byte> aligned(bytes.begin(), bytes.end());
+  const auto* begin = reinterpret_cast<const std::uint8_t*>(aligned.data());
+  flatbuffers::Verifier verifier(begin, aligned.size(), kMaxDepth, kMaxTables);
+  if (!wire::VerifySizePrefixedEnvelopeBuffer(verifier)) return fail(Reason::corrupt, "a message is malformed");
+  const wire::Envelope& from = *wire::GetSizePrefixedEnvelope(begin);
+  if (from.body_type() != wire::Body::NONE && from.body() == nullptr)
+    return fail(Reason::corrupt, "a message has no body");
+  Reader reader(kMaxDecoded);
+  std::optional<Body> body = unpack_body(from, reader);
+  if (!body)
+    return fail(Reason::version, "a message is of an unknown kind: " + std::to_string(static_cast<int>(from.body_type())));
+  if (reader.failure()) return fail(*reader.failure());
+  return Envelope{from.id(), std::move(*body)};
+}
+
+bool fit_holders(std::vector<Holder>& holders) {
+  for (Holder& holder : holders) shorten(holder.command, kMaxCommand);
+  if (holders.size() <= kMaxHolders) return true;
+  holders.resize(kMaxHolders);
+  return false;
+}
+
+std::vector<StatusReply> pages_of(StatusReply status) {
+  std::vector<StatusReply> pages(1);
+  std::size_t used = 0;
+  const auto make_room = [&](std::size_t nbytes) {
+    if (used > 0 && used + nbytes > kPageBytes) {
+      pages.back().more = true;
+      pages.emplace_back();
+      used = 0;
+    }
+    used += nbytes;
+  };
+  std::vector<std::string> entries = std::move(status.mount.entries);
+  pages.front().mount = std::move(status.mount);
+  shorten(pages.front().mount.reason, kMaxText);
+  used = 256 + pages.front().mount.path.size() + pages.front().mount.reason.size();
+  for (std::string& entry : entries) {
+    make_room(entry.size() + 16);
+    pages.back().mount.entries.push_back(std::move(entry));
+  }
+  for (RankStatus& rank : status.ranks) {
+    fit(rank);
+    make_room(estimate(rank));
+    pages.back().ranks.push_back(std::move(rank));
+  }
+  for (StatusReply& page : pages) page.pid = status.pid;
+  return pages;
+}
+
+Result<std::uint16_t> negotiate(const Hello& hello) {
+  const std::uint16_t highest = std::min(hello.max_version, kMaxProtocolVersion);
+  if (hello.min_version == 0 || hello.min_version > hello.max_version || highest < kMinProtocolVersion ||
+      highest < hello.min_version)
+    return fail(Reason::version,
+                "the peer speaks protocol versions " + std::to_string(hello.min_version) + " to " +
+                    std::to_string(hello.max_version) + ", this side " + std::to_string(kMinProtocolVersion) + " to " +
+                    std::to_string(kMaxProtocolVersion),
+                "run programs of the same installation");
+  return highest;
+}
+
+}  // namespace wcache

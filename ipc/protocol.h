@@ -1,0 +1,188 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "core/result.h"
+
+namespace wcache {
+
+// The messages of protocol.fbs as plain values; docs/protocol.md has who sends what when. An empty string and a zero
+// mean "not known".
+
+inline constexpr std::uint16_t kMinProtocolVersion = 1;
+inline constexpr std::uint16_t kMaxProtocolVersion = 1;
+
+enum class Purpose : std::uint8_t { command, client, mount, launcher };
+
+struct Hello {
+  std::uint16_t min_version = kMinProtocolVersion;
+  std::uint16_t max_version = kMaxProtocolVersion;
+  Purpose purpose = Purpose::command;
+  std::string command;  ///< the caller's argv[0], for `holders`
+  bool operator==(const Hello&) const = default;
+};
+
+struct HelloReply {
+  std::uint16_t version = kMaxProtocolVersion;
+  std::int32_t pid = 0;
+  bool operator==(const HelloReply&) const = default;
+};
+
+struct ErrorReply {
+  Error error;  ///< without errnum
+};
+bool operator==(const ErrorReply& a, const ErrorReply& b);
+
+struct Holder {
+  std::int32_t pid = 0;
+  std::string command;
+  double since = 0;  ///< Unix time
+  bool operator==(const Holder&) const = default;
+};
+
+enum class State : std::uint8_t { starting, filling, ready, failed, orphaned, stale };
+std::string_view to_string(State state);
+
+/// One rank of one group, as far as the sender knows it.
+struct RankStatus {
+  std::string role;
+  std::string name;
+  std::string fingerprint;
+  std::string layout;
+  std::string source;
+  State state = State::starting;
+  std::string reason;   ///< with failed; spelled as to_string(Reason)
+  std::string message;  ///< with failed
+  std::string hint;
+  std::uint64_t nbytes = 0;  ///< of this rank's images
+  std::uint64_t tensors = 0;
+  std::uint32_t tp_size = 0;
+  std::uint32_t rank = 0;
+  std::int32_t pid = 0;
+  std::string device_uuid;
+  std::string tier;
+  std::string pages;  ///< huge, small
+  std::string socket;
+  std::uint64_t filled = 0;  ///< bytes read and hashed so far
+  double rate = 0;           ///< bytes a second
+  std::string fill_path;
+  bool survives = false;
+  std::vector<Holder> holders;
+  double since = 0;  ///< when this state began, Unix time
+  bool holders_complete = false;
+  bool operator==(const RankStatus&) const = default;
+};
+
+struct MountStatus {
+  std::string path;
+  std::int32_t pid = 0;
+  bool passthrough = false;
+  std::string reason;                ///< why not passthrough
+  std::vector<std::string> entries;  ///< "role/fingerprint" of every directory shown
+  bool operator==(const MountStatus&) const = default;
+};
+
+struct StatusRequest {
+  bool operator==(const StatusRequest&) const = default;
+};
+struct StatusReply {
+  std::int32_t pid = 0;
+  std::vector<RankStatus> ranks;
+  MountStatus mount;  ///< from wcachefs only; its path is empty otherwise
+  bool more = false;  ///< another page follows; see pages_of
+  bool operator==(const StatusReply&) const = default;
+};
+
+struct AttachRequest {
+  bool operator==(const AttachRequest&) const = default;
+};
+struct AttachReply {
+  std::uint32_t descriptors = 0;  ///< how many will come, all told
+  std::uint64_t manifest_nbytes = 0;
+  bool operator==(const AttachReply&) const = default;
+};
+struct Descriptors {
+  std::uint32_t first = 0;
+  std::uint32_t count = 0;  ///< of the descriptors with this datagram
+  bool operator==(const Descriptors&) const = default;
+};
+
+struct VerifyRequest {
+  bool operator==(const VerifyRequest&) const = default;
+};
+struct VerifyProgress {
+  std::uint64_t done = 0;
+  std::uint64_t total = 0;
+  bool operator==(const VerifyProgress&) const = default;
+};
+struct VerifyReply {
+  bool ok = false;
+  std::string file;  ///< the first that differs
+  std::string tensor;
+  std::string expected;
+  std::string found;
+  bool operator==(const VerifyReply&) const = default;
+};
+
+struct EvictRequest {
+  bool operator==(const EvictRequest&) const = default;
+};
+struct EvictReply {
+  bool operator==(const EvictReply&) const = default;
+};
+
+struct HoldersRequest {
+  bool operator==(const HoldersRequest&) const = default;
+};
+struct HoldersReply {
+  std::vector<Holder> holders;
+  bool operator==(const HoldersReply&) const = default;
+};
+struct WithdrawRequest {
+  bool force = false;  ///< take the directory away even if it is held
+  bool operator==(const WithdrawRequest&) const = default;
+};
+struct WithdrawReply {
+  bool withdrawn = false;  ///< false: held by `holders`, the directory stays
+  std::vector<Holder> holders;
+  bool operator==(const WithdrawReply&) const = default;
+};
+
+using Body = std::variant<Hello, HelloReply, ErrorReply, StatusRequest, StatusReply, AttachRequest, AttachReply,
+                          Descriptors, VerifyRequest, VerifyProgress, VerifyReply, EvictRequest, EvictReply,
+                          HoldersRequest, HoldersReply, WithdrawRequest, WithdrawReply, RankStatus>;
+
+struct Envelope {
+  std::uint32_t id = 0;  ///< a reply carries its request's id
+  Body body;
+  bool operator==(const Envelope&) const = default;
+};
+
+/// The name of a body's type, for messages and logs.
+std::string_view name_of(const Body& body);
+
+/// One datagram's bytes. internal when they would pass kMaxMessageBytes: holders lists and statuses are cut to fit by
+/// who makes them (fit_holders, pages_of).
+Result<std::vector<std::byte>> encode(const Envelope& envelope);
+
+/// Reads a datagram from a peer that is not trusted: verified, of exactly this length, never becoming more than 1 MiB of
+/// values. version for a body or a word that this version does not know, corrupt for everything else.
+Result<Envelope> decode(std::span<const std::byte> bytes);
+
+/// A status as messages that fit: ranks and entries spread over as many pages as needed, `more` set on all but the last.
+/// Too long a list of holders is cut, and holders_complete with it.
+std::vector<StatusReply> pages_of(StatusReply status);
+
+/// Cuts commands to a readable length and the list to what a message holds. True when nobody was dropped.
+bool fit_holders(std::vector<Holder>& holders);
+
+/// The version both sides speak, out of a Hello's range; version when there is none. Version 0 is never valid.
+Result<std::uint16_t> negotiate(const Hello& hello);
+
+}  // namespace wcache
