@@ -9,7 +9,9 @@
 namespace wcache {
 namespace {
 
-Error hung_up() { return Error{Reason::not_running, "the daemon closed the connection without an answer"}; }
+Error hung_up() {
+  return Error{Reason::not_running, "the daemon closed the connection without an answer"};
+}
 
 }  // namespace
 
@@ -19,7 +21,8 @@ Status send_message(Connection& connection, const Envelope& envelope, Deadline d
   return connection.send(*bytes, {}, deadline);
 }
 
-Result<Client> Client::connect(const std::string& path, Purpose purpose, std::string_view command, Deadline deadline) {
+Result<Client> Client::connect(const std::string& path, Purpose purpose, std::string_view command,
+                               Deadline deadline) {
   Result<Connection> connection = Connection::connect(path, deadline);
   if (!connection) return fail(connection.error());
   if (Status checked = connection->check_peer(); !checked) return fail(checked.error());
@@ -38,7 +41,8 @@ Result<Client> Client::connect(const std::string& path, Purpose purpose, std::st
 
 Result<std::uint32_t> Client::ask(Body body, Deadline deadline) {
   const std::uint32_t id = ++last_id_;
-  if (Status sent = send_message(connection_, Envelope{id, std::move(body)}, deadline); !sent) return fail(sent.error());
+  if (Status sent = send_message(connection_, Envelope{id, std::move(body)}, deadline); !sent)
+    return fail(sent.error());
   return id;
 }
 
@@ -68,7 +72,8 @@ Result<StatusReply> Client::status(Deadline deadline) {
     if (!page) return page;
     whole->more = page->more;
     std::move(page->ranks.begin(), page->ranks.end(), std::back_inserter(whole->ranks));
-    std::move(page->mount.entries.begin(), page->mount.entries.end(), std::back_inserter(whole->mount.entries));
+    std::move(page->mount.entries.begin(), page->mount.entries.end(),
+              std::back_inserter(whole->mount.entries));
   }
   return whole;
 }
@@ -83,7 +88,8 @@ Result<Attachment> Client::attach(Deadline deadline) {
   attachment.manifest_nbytes = reply->manifest_nbytes;
   std::vector<Fd> fds;
   while (fds.size() < reply->descriptors) {
-    Result<Answer> part = answer(*id, std::min<std::size_t>(kMaxMessageFds, reply->descriptors - fds.size()), deadline);
+    Result<Answer> part =
+        answer(*id, std::min<std::size_t>(kMaxMessageFds, reply->descriptors - fds.size()), deadline);
     if (!part) return fail(part.error());
     const auto* head = std::get_if<Descriptors>(&part->body);
     if (head == nullptr) return fail(unexpected(part->body));

@@ -26,14 +26,15 @@ struct Attachment {
   std::vector<Fd> images;  ///< in the order of the manifest's files
 };
 
-/// The asking side of a public socket, after a successful Hello. One request at a time, one thread at a time. An
-/// ErrorReply comes back as the error it carries. After any error of transport (timeout included) the connection is out
-/// of step: drop the client.
+/// The asking side of a public socket, after a successful Hello. One request at a time, one thread at a time.
+/// An ErrorReply comes back as the error it carries. After any error of transport (timeout included) the
+/// connection is out of step: drop the client.
 class Client {
  public:
   /// Connects, checks the peer's user, exchanges Hello. `command` names the caller to `holders`.
   /// not_running: nobody listens or the peer hung up; version; timeout; denied.
-  static Result<Client> connect(const std::string& path, Purpose purpose, std::string_view command, Deadline deadline);
+  static Result<Client> connect(const std::string& path, Purpose purpose, std::string_view command,
+                                Deadline deadline);
 
   std::int32_t server_pid() const { return server_pid_; }
 
@@ -48,15 +49,17 @@ class Client {
   /// The whole status, pages joined.
   Result<StatusReply> status(Deadline deadline);
 
-  /// Manifest and images; the connection is the lease from now on. not_ready while the rank fills. Checks that as many
-  /// descriptors came as announced, not what they are.
+  /// Manifest and images; the connection is the lease from now on. not_ready while the rank fills. Checks
+  /// that as many descriptors came as announced, not what they are.
   Result<Attachment> attach(Deadline deadline);
 
-  /// Has the daemon re-hash its bytes; `progress` is called in between. `silence` is the longest wait for a sign of life.
+  /// Has the daemon re-hash its bytes; `progress` is called in between. `silence` is the longest wait for a
+  /// sign of life.
   Result<VerifyReply> verify(const std::function<void(const VerifyProgress&)>& progress,
                              std::chrono::milliseconds silence);
 
-  /// For who goes on with the connection alone: a lease to keep, or a mount that waits for the daemon's requests.
+  /// For who goes on with the connection alone: a lease to keep, or a mount that waits for the daemon's
+  /// requests.
   Connection& connection() { return connection_; }
   Connection release() { return std::move(connection_); }
 

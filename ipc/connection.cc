@@ -16,13 +16,15 @@
 namespace wcache {
 namespace {
 
-/// How long to wait before trying again what poll(2) gives no event for: a full backlog, too many descriptors in flight.
+/// How long to wait before trying again what poll(2) gives no event for: a full backlog, too many descriptors
+/// in flight.
 constexpr std::chrono::milliseconds kRetry{5};
 
 Result<int> option_of(int fd, int option) {
   int value = 0;
   socklen_t length = sizeof value;
-  if (getsockopt(fd, SOL_SOCKET, option, &value, &length) != 0) return fail_errno("looking at a socket", errno);
+  if (getsockopt(fd, SOL_SOCKET, option, &value, &length) != 0)
+    return fail_errno("looking at a socket", errno);
   return value;
 }
 
@@ -47,7 +49,8 @@ bool sleep_until_retry(Deadline deadline) {
 class ControlBuffer {
  public:
   explicit ControlBuffer(std::size_t fds)
-      : nbytes_(fds == 0 ? 0 : CMSG_LEN(fds * sizeof(int))), storage_((CMSG_SPACE(fds * sizeof(int)) + 7) / 8) {}
+      : nbytes_(fds == 0 ? 0 : CMSG_LEN(fds * sizeof(int))),
+        storage_((CMSG_SPACE(fds * sizeof(int)) + 7) / 8) {}
   void attach_to(msghdr& header) {
     header.msg_control = nbytes_ == 0 ? nullptr : storage_.data();
     // Exactly as long as the limit allows: CMSG_SPACE's padding would let one more descriptor in.
@@ -62,7 +65,8 @@ class ControlBuffer {
 std::vector<Fd> take_fds(msghdr& header) {
   std::vector<Fd> fds;
   for (cmsghdr* item = CMSG_FIRSTHDR(&header); item != nullptr; item = CMSG_NXTHDR(&header, item)) {
-    if (item->cmsg_level != SOL_SOCKET || item->cmsg_type != SCM_RIGHTS || item->cmsg_len < CMSG_LEN(0)) continue;
+    if (item->cmsg_level != SOL_SOCKET || item->cmsg_type != SCM_RIGHTS || item->cmsg_len < CMSG_LEN(0))
+      continue;
     const std::size_t count = (item->cmsg_len - CMSG_LEN(0)) / sizeof(int);
     for (std::size_t i = 0; i < count; ++i) {
       int fd = -1;
@@ -79,7 +83,8 @@ Result<Connection> Connection::adopt(Fd socket) {
   const Result<int> domain = option_of(socket.get(), SO_DOMAIN);
   const Result<int> type = option_of(socket.get(), SO_TYPE);
   if (!domain || !type || *domain != AF_UNIX || *type != SOCK_SEQPACKET)
-    return fail(Reason::invalid, "descriptor " + std::to_string(socket.get()) + " is no SOCK_SEQPACKET Unix socket");
+    return fail(Reason::invalid,
+                "descriptor " + std::to_string(socket.get()) + " is no SOCK_SEQPACKET Unix socket");
   return Connection(std::move(socket));
 }
 
@@ -136,7 +141,8 @@ Status Connection::send(std::span<const std::byte> bytes, std::span<const int> f
         return waited;
     } else if (errno == ETOOMANYREFS) {
       // Descriptors in flight count against RLIMIT_NOFILE until the peer takes them out.
-      if (!sleep_until_retry(deadline)) return fail(Reason::timeout, "the peer does not take its descriptors");
+      if (!sleep_until_retry(deadline))
+        return fail(Reason::timeout, "the peer does not take its descriptors");
     } else {
       return fail_errno("sending a message", errno);
     }
@@ -165,7 +171,8 @@ Result<std::optional<Message>> Connection::receive(const MessageLimits& limits, 
   }
   message.fds = take_fds(header);
   if ((header.msg_flags & MSG_TRUNC) != 0)
-    return fail(Reason::corrupt, "a message is longer than the " + std::to_string(limits.bytes) + " bytes allowed");
+    return fail(Reason::corrupt,
+                "a message is longer than the " + std::to_string(limits.bytes) + " bytes allowed");
   if ((header.msg_flags & MSG_CTRUNC) != 0)
     return fail(Reason::corrupt,
                 "a message lost descriptors on the way: more than the " + std::to_string(limits.fds) +

@@ -21,12 +21,14 @@ struct Peer {
   uid_t uid = 0;
 };
 
-/// One end of a SOCK_SEQPACKET Unix socket: messages arrive whole or not at all. Move-only; the destructor closes it.
-/// One thread may receive while others send; two threads must not receive at once. No call blocks past its deadline,
-/// whatever the mode of the descriptor is (a deadline in the past makes one attempt), and none raises SIGPIPE.
+/// One end of a SOCK_SEQPACKET Unix socket: messages arrive whole or not at all. Move-only; the destructor
+/// closes it. One thread may receive while others send; two threads must not receive at once. No call blocks
+/// past its deadline, whatever the mode of the descriptor is (a deadline in the past makes one attempt), and
+/// none raises SIGPIPE.
 class Connection {
  public:
-  /// Takes a connected socket, an inherited one for instance. Anything else than a Unix SOCK_SEQPACKET is invalid.
+  /// Takes a connected socket, an inherited one for instance. Anything else than a Unix SOCK_SEQPACKET is
+  /// invalid.
   static Result<Connection> adopt(Fd socket);
 
   /// Two ends, for a parent and its child.
@@ -39,10 +41,12 @@ class Connection {
   /// More than kMaxMessageBytes or kMaxMessageFds: internal.
   Status send(std::span<const std::byte> bytes, std::span<const int> fds, Deadline deadline);
 
-  /// Waits for one message; nullopt when the peer has closed its end (a value, not an error). An empty message counts
-  /// as the end, since it looks the same. After any other error than timeout the connection is of no use:
+  /// Waits for one message; nullopt when the peer has closed its end (a value, not an error). An empty
+  /// message counts as the end, since it looks the same. After any other error than timeout the connection is
+  /// of no use:
   ///   timeout  nothing came
-  ///   corrupt  the message passed `limits`, or descriptors were lost on the way (a full table of open files does
+  ///   corrupt  the message passed `limits`, or descriptors were lost on the way (a full table of open files
+  ///   does
   ///            that); descriptors that did arrive are closed
   Result<std::optional<Message>> receive(const MessageLimits& limits, Deadline deadline);
 

@@ -15,7 +15,8 @@ namespace {
 
 constexpr int kBacklog = 64;
 
-/// "<dir>/wcache_x.sock" -> "<dir>/.cache_x.sock": no longer than the name itself, and skipped by who lists sockets.
+/// "<dir>/wcache_x.sock" -> "<dir>/.cache_x.sock": no longer than the name itself, and skipped by who lists
+/// sockets.
 std::string hidden_path_of(const std::string& path) {
   std::string hidden = path;
   hidden[path.rfind('/') + 1] = '.';

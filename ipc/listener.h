@@ -10,9 +10,9 @@
 
 namespace wcache {
 
-/// A listening SOCK_SEQPACKET socket at a path of the run directory, mode 0600. It appears under its name when it
-/// already listens (bound beside and renamed into place: inotify tells IN_MOVED_TO), so whoever sees it can connect.
-/// The destructor removes the socket, then lets the lock go.
+/// A listening SOCK_SEQPACKET socket at a path of the run directory, mode 0600. It appears under its name
+/// when it already listens (bound beside and renamed into place: inotify tells IN_MOVED_TO), so whoever sees
+/// it can connect. The destructor removes the socket, then lets the lock go.
 class Listener {
  public:
   /// Binds at lock.socket_path(); a socket left there by a crash is removed first, which the lock allows.
@@ -22,8 +22,8 @@ class Listener {
   Listener& operator=(Listener&&) = delete;
   ~Listener();
 
-  /// One waiting connection whose peer has been checked (own user or root); nullopt when there is none, or when the one
-  /// that was there is gone or was refused for its user. Never blocks; poll fd() for POLLIN.
+  /// One waiting connection whose peer has been checked (own user or root); nullopt when there is none, or
+  /// when the one that was there is gone or was refused for its user. Never blocks; poll fd() for POLLIN.
   Result<std::optional<Connection>> accept();
 
   const std::string& path() const { return lock_.socket_path(); }

@@ -19,7 +19,8 @@ struct MessageLimits {
   std::size_t fds = 0;
 };
 
-/// The most bytes of any message. Half of what a Unix socket takes with the kernel's default buffers (wmem_default).
+/// The most bytes of any message. Half of what a Unix socket takes with the kernel's default buffers
+/// (wmem_default).
 inline constexpr std::size_t kMaxMessageBytes = std::size_t{64} << 10;
 
 /// The most descriptors of any message; the kernel's own limit is 253 (SCM_MAX_FD).

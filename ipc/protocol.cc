@@ -15,11 +15,12 @@ namespace {
 using flatbuffers::FlatBufferBuilder;
 using flatbuffers::Offset;
 
-constexpr std::array<std::string_view, 6> kStates{"starting", "filling", "ready", "failed", "orphaned", "stale"};
+constexpr std::array<std::string_view, 6> kStates{"starting", "filling",  "ready",
+                                                  "failed",   "orphaned", "stale"};
 constexpr std::array<std::string_view, std::variant_size_v<Body>> kNames{
-    "Hello",          "HelloReply",  "ErrorReply",   "StatusRequest",  "StatusReply",  "AttachRequest",
-    "AttachReply",    "Descriptors", "VerifyRequest", "VerifyProgress", "VerifyReply", "EvictRequest",
-    "EvictReply",     "HoldersRequest", "HoldersReply", "WithdrawRequest", "WithdrawReply", "RankStatus"};
+    "Hello",       "HelloReply",     "ErrorReply",    "StatusRequest",   "StatusReply",   "AttachRequest",
+    "AttachReply", "Descriptors",    "VerifyRequest", "VerifyProgress",  "VerifyReply",   "EvictRequest",
+    "EvictReply",  "HoldersRequest", "HoldersReply",  "WithdrawRequest", "WithdrawReply", "RankStatus"};
 
 constexpr std::size_t kMaxHolders = 128;
 constexpr std::size_t kMaxCommand = 200;
@@ -31,7 +32,8 @@ constexpr std::size_t kPageBytes = kMaxMessageBytes * 3 / 4;
 constexpr flatbuffers::uoffset_t kMaxDepth = 8;
 constexpr flatbuffers::uoffset_t kMaxTables = 4096;
 
-// ---- to FlatBuffers -------------------------------------------------------------------------------------------------
+// ---- to FlatBuffers
+// -------------------------------------------------------------------------------------------------
 
 Offset<flatbuffers::String> text(FlatBufferBuilder& to, const std::string& value) {
   return value.empty() ? Offset<flatbuffers::String>() : to.CreateString(value);
@@ -62,21 +64,22 @@ Offset<wire::HelloReply> pack(FlatBufferBuilder& to, const HelloReply& from) {
 
 Offset<wire::ErrorReply> pack(FlatBufferBuilder& to, const ErrorReply& from) {
   return wire::CreateErrorReply(to, to.CreateString(std::string(to_string(from.error.reason))),
-                                text(to, from.error.message), text(to, from.error.hint), text(to, from.error.key));
+                                text(to, from.error.message), text(to, from.error.hint),
+                                text(to, from.error.key));
 }
 
 Offset<wire::RankStatus> pack(FlatBufferBuilder& to, const RankStatus& from) {
   const auto role = text(to, from.role), name = text(to, from.name), fingerprint = text(to, from.fingerprint),
              layout = text(to, from.layout), source = text(to, from.source),
              state = to.CreateString(std::string(to_string(from.state))), reason = text(to, from.reason),
-             message = text(to, from.message), hint = text(to, from.hint), device = text(to, from.device_uuid),
-             tier = text(to, from.tier), pages = text(to, from.pages), socket = text(to, from.socket),
-             fill_path = text(to, from.fill_path);
+             message = text(to, from.message), hint = text(to, from.hint),
+             device = text(to, from.device_uuid), tier = text(to, from.tier), pages = text(to, from.pages),
+             socket = text(to, from.socket), fill_path = text(to, from.fill_path);
   const auto holders = pack(to, from.holders);
-  return wire::CreateRankStatus(to, role, name, fingerprint, layout, source, state, reason, message, hint, from.nbytes,
-                                from.tensors, from.tp_size, from.rank, from.pid, device, tier, pages, socket,
-                                from.filled, from.rate, fill_path, from.survives, holders, from.since,
-                                from.holders_complete);
+  return wire::CreateRankStatus(to, role, name, fingerprint, layout, source, state, reason, message, hint,
+                                from.nbytes, from.tensors, from.tp_size, from.rank, from.pid, device, tier,
+                                pages, socket, from.filled, from.rate, fill_path, from.survives, holders,
+                                from.since, from.holders_complete);
 }
 
 Offset<wire::MountStatus> pack(FlatBufferBuilder& to, const MountStatus& from) {
@@ -89,7 +92,8 @@ Offset<wire::MountStatus> pack(FlatBufferBuilder& to, const MountStatus& from) {
 Offset<wire::StatusReply> pack(FlatBufferBuilder& to, const StatusReply& from) {
   std::vector<Offset<wire::RankStatus>> rows;
   for (const RankStatus& rank : from.ranks) rows.push_back(pack(to, rank));
-  const OffsetVector<wire::RankStatus> ranks = rows.empty() ? OffsetVector<wire::RankStatus>() : to.CreateVector(rows);
+  const OffsetVector<wire::RankStatus> ranks =
+      rows.empty() ? OffsetVector<wire::RankStatus>() : to.CreateVector(rows);
   return wire::CreateStatusReply(to, from.pid, ranks, pack(to, from.mount), from.more);
 }
 
@@ -123,11 +127,21 @@ Offset<wire::WithdrawReply> pack(FlatBufferBuilder& to, const WithdrawReply& fro
   return wire::CreateWithdrawReply(to, from.withdrawn, pack(to, from.holders));
 }
 
-Offset<wire::StatusRequest> pack(FlatBufferBuilder& to, const StatusRequest&) { return wire::CreateStatusRequest(to); }
-Offset<wire::AttachRequest> pack(FlatBufferBuilder& to, const AttachRequest&) { return wire::CreateAttachRequest(to); }
-Offset<wire::VerifyRequest> pack(FlatBufferBuilder& to, const VerifyRequest&) { return wire::CreateVerifyRequest(to); }
-Offset<wire::EvictRequest> pack(FlatBufferBuilder& to, const EvictRequest&) { return wire::CreateEvictRequest(to); }
-Offset<wire::EvictReply> pack(FlatBufferBuilder& to, const EvictReply&) { return wire::CreateEvictReply(to); }
+Offset<wire::StatusRequest> pack(FlatBufferBuilder& to, const StatusRequest&) {
+  return wire::CreateStatusRequest(to);
+}
+Offset<wire::AttachRequest> pack(FlatBufferBuilder& to, const AttachRequest&) {
+  return wire::CreateAttachRequest(to);
+}
+Offset<wire::VerifyRequest> pack(FlatBufferBuilder& to, const VerifyRequest&) {
+  return wire::CreateVerifyRequest(to);
+}
+Offset<wire::EvictRequest> pack(FlatBufferBuilder& to, const EvictRequest&) {
+  return wire::CreateEvictRequest(to);
+}
+Offset<wire::EvictReply> pack(FlatBufferBuilder& to, const EvictReply&) {
+  return wire::CreateEvictReply(to);
+}
 Offset<wire::HoldersRequest> pack(FlatBufferBuilder& to, const HoldersRequest&) {
   return wire::CreateHoldersRequest(to);
 }
@@ -136,15 +150,17 @@ Offset<wire::HoldersRequest> pack(FlatBufferBuilder& to, const HoldersRequest&) 
 template <class Table>
 const Table* pointer_to(Offset<Table>);
 template <class T>
-using TableOf =
-    std::remove_pointer_t<decltype(pointer_to(pack(std::declval<FlatBufferBuilder&>(), std::declval<const T&>())))>;
+using TableOf = std::remove_pointer_t<decltype(pointer_to(
+    pack(std::declval<FlatBufferBuilder&>(), std::declval<const T&>())))>;
 template <class T>
 constexpr wire::Body kTypeOf = wire::BodyTraits<std::remove_const_t<TableOf<T>>>::enum_value;
 
-// ---- from FlatBuffers -----------------------------------------------------------------------------------------------
+// ---- from FlatBuffers
+// -----------------------------------------------------------------------------------------------
 
-/// Reads verified tables. Offsets of a FlatBuffer may all point at one long string, so a small message could ask for
-/// gigabytes: what is copied out is counted, and past the budget nothing more is copied and `failure` is set.
+/// Reads verified tables. Offsets of a FlatBuffer may all point at one long string, so a small message could
+/// ask for gigabytes: what is copied out is counted, and past the budget nothing more is copied and `failure`
+/// is set.
 class Reader {
  public:
   explicit Reader(std::size_t budget) : budget_(budget) {}
@@ -167,8 +183,10 @@ class Reader {
   }
 
   Hello unpack(const wire::Hello& from) {
-    if (from.purpose() > wire::Purpose::MAX) unknown("purpose", std::to_string(static_cast<int>(from.purpose())));
-    return Hello{from.min_version(), from.max_version(), static_cast<Purpose>(from.purpose()), text(from.command())};
+    if (from.purpose() > wire::Purpose::MAX)
+      unknown("purpose", std::to_string(static_cast<int>(from.purpose())));
+    return Hello{from.min_version(), from.max_version(), static_cast<Purpose>(from.purpose()),
+                 text(from.command())};
   }
   HelloReply unpack(const wire::HelloReply& from) { return HelloReply{from.version(), from.pid()}; }
   ErrorReply unpack(const wire::ErrorReply& from) {
@@ -229,11 +247,16 @@ class Reader {
     return out;
   }
 
-  AttachReply unpack(const wire::AttachReply& from) { return AttachReply{from.descriptors(), from.manifest_nbytes()}; }
+  AttachReply unpack(const wire::AttachReply& from) {
+    return AttachReply{from.descriptors(), from.manifest_nbytes()};
+  }
   Descriptors unpack(const wire::Descriptors& from) { return Descriptors{from.first(), from.count()}; }
-  VerifyProgress unpack(const wire::VerifyProgress& from) { return VerifyProgress{from.done(), from.total()}; }
+  VerifyProgress unpack(const wire::VerifyProgress& from) {
+    return VerifyProgress{from.done(), from.total()};
+  }
   VerifyReply unpack(const wire::VerifyReply& from) {
-    return VerifyReply{from.ok(), text(from.file()), text(from.tensor()), text(from.expected()), text(from.found())};
+    return VerifyReply{from.ok(), text(from.file()), text(from.tensor()), text(from.expected()),
+                       text(from.found())};
   }
   HoldersReply unpack(const wire::HoldersReply& from) { return HoldersReply{unpack(from.holders())}; }
   WithdrawRequest unpack(const wire::WithdrawRequest& from) { return WithdrawRequest{from.force()}; }
@@ -259,7 +282,8 @@ class Reader {
   }
 
   void unknown(std::string_view what, const std::string& word) {
-    if (!failure_) failure_ = Error{Reason::version, "a message has an unknown " + std::string(what) + ": " + word};
+    if (!failure_)
+      failure_ = Error{Reason::version, "a message has an unknown " + std::string(what) + ": " + word};
   }
 
   State state(const std::string& word) {
@@ -284,7 +308,8 @@ std::optional<Body> unpack_body(const wire::Envelope& from, Reader& reader) {
   }
 }
 
-// ---- what fits ------------------------------------------------------------------------------------------------------
+// ---- what fits
+// ------------------------------------------------------------------------------------------------------
 
 /// No less than what the parts take on the wire: offsets, lengths, padding and tables included.
 std::size_t estimate(const std::vector<Holder>& holders) {
@@ -295,9 +320,9 @@ std::size_t estimate(const std::vector<Holder>& holders) {
 
 std::size_t estimate(const RankStatus& rank) {
   std::size_t nbytes = 512 + estimate(rank.holders);
-  for (const std::string* part : {&rank.role, &rank.name, &rank.fingerprint, &rank.layout, &rank.source, &rank.reason,
-                                  &rank.message, &rank.hint, &rank.device_uuid, &rank.tier, &rank.pages, &rank.socket,
-                                  &rank.fill_path})
+  for (const std::string* part :
+       {&rank.role, &rank.name, &rank.fingerprint, &rank.layout, &rank.source, &rank.reason, &rank.message,
+        &rank.hint, &rank.device_uuid, &rank.tier, &rank.pages, &rank.socket, &rank.fill_path})
     nbytes += part->size();
   return nbytes;
 }
@@ -315,21 +340,26 @@ void fit(RankStatus& rank) {
 }  // namespace
 
 bool operator==(const ErrorReply& a, const ErrorReply& b) {
-  return a.error.reason == b.error.reason && a.error.message == b.error.message && a.error.hint == b.error.hint &&
-         a.error.key == b.error.key;
+  return a.error.reason == b.error.reason && a.error.message == b.error.message &&
+         a.error.hint == b.error.hint && a.error.key == b.error.key;
 }
 
-std::string_view to_string(State state) { return kStates[static_cast<std::size_t>(state)]; }
+std::string_view to_string(State state) {
+  return kStates[static_cast<std::size_t>(state)];
+}
 
-std::string_view name_of(const Body& body) { return kNames[body.index()]; }
+std::string_view name_of(const Body& body) {
+  return kNames[body.index()];
+}
 
 Result<std::vector<std::byte>> encode(const Envelope& envelope) {
   FlatBufferBuilder builder;
-  const Offset<void> body =
-      std::visit([&](const auto& value) { return Offset<void>(pack(builder, value).Union()); }, envelope.body);
-  const wire::Body type =
-      std::visit([](const auto& value) { return kTypeOf<std::remove_cvref_t<decltype(value)>>; }, envelope.body);
-  builder.FinishSizePrefixed(wire::CreateEnvelope(builder, envelope.id, type, body), wire::EnvelopeIdentifier());
+  const Offset<void> body = std::visit(
+      [&](const auto& value) { return Offset<void>(pack(builder, value).Union()); }, envelope.body);
+  const wire::Body type = std::visit(
+      [](const auto& value) { return kTypeOf<std::remove_cvref_t<decltype(value)>>; }, envelope.body);
+  builder.FinishSizePrefixed(wire::CreateEnvelope(builder, envelope.id, type, body),
+                             wire::EnvelopeIdentifier());
   if (builder.GetSize() > kMaxMessageBytes)
     return fail(Reason::internal, "a " + std::string(name_of(envelope.body)) + " of " +
                                       std::to_string(builder.GetSize()) + " bytes is too long to send");
@@ -342,14 +372,16 @@ Result<Envelope> decode(std::span<const std::byte> bytes) {
   const std::vector<std::byte> aligned(bytes.begin(), bytes.end());
   const auto* begin = reinterpret_cast<const std::uint8_t*>(aligned.data());
   flatbuffers::Verifier verifier(begin, aligned.size(), kMaxDepth, kMaxTables);
-  if (!wire::VerifySizePrefixedEnvelopeBuffer(verifier)) return fail(Reason::corrupt, "a message is malformed");
+  if (!wire::VerifySizePrefixedEnvelopeBuffer(verifier))
+    return fail(Reason::corrupt, "a message is malformed");
   const wire::Envelope& from = *wire::GetSizePrefixedEnvelope(begin);
   if (from.body_type() != wire::Body::NONE && from.body() == nullptr)
     return fail(Reason::corrupt, "a message has no body");
   Reader reader(kMaxDecoded);
   std::optional<Body> body = unpack_body(from, reader);
   if (!body)
-    return fail(Reason::version, "a message is of an unknown kind: " + std::to_string(static_cast<int>(from.body_type())));
+    return fail(Reason::version,
+                "a message is of an unknown kind: " + std::to_string(static_cast<int>(from.body_type())));
   if (reader.failure()) return fail(*reader.failure());
   return Envelope{from.id(), std::move(*body)};
 }
@@ -395,8 +427,8 @@ Result<std::uint16_t> negotiate(const Hello& hello) {
       highest < hello.min_version)
     return fail(Reason::version,
                 "the peer speaks protocol versions " + std::to_string(hello.min_version) + " to " +
-                    std::to_string(hello.max_version) + ", this side " + std::to_string(kMinProtocolVersion) + " to " +
-                    std::to_string(kMaxProtocolVersion),
+                    std::to_string(hello.max_version) + ", this side " + std::to_string(kMinProtocolVersion) +
+                    " to " + std::to_string(kMaxProtocolVersion),
                 "run programs of the same installation");
   return highest;
 }

@@ -12,8 +12,8 @@
 
 namespace wcache {
 
-// The messages of protocol.fbs as plain values; docs/protocol.md has who sends what when. An empty string and a zero
-// mean "not known".
+// The messages of protocol.fbs as plain values; docs/protocol.md has who sends what when. An empty string and
+// a zero mean "not known".
 
 inline constexpr std::uint16_t kMinProtocolVersion = 1;
 inline constexpr std::uint16_t kMaxProtocolVersion = 1;
@@ -154,9 +154,10 @@ struct WithdrawReply {
   bool operator==(const WithdrawReply&) const = default;
 };
 
-using Body = std::variant<Hello, HelloReply, ErrorReply, StatusRequest, StatusReply, AttachRequest, AttachReply,
-                          Descriptors, VerifyRequest, VerifyProgress, VerifyReply, EvictRequest, EvictReply,
-                          HoldersRequest, HoldersReply, WithdrawRequest, WithdrawReply, RankStatus>;
+using Body =
+    std::variant<Hello, HelloReply, ErrorReply, StatusRequest, StatusReply, AttachRequest, AttachReply,
+                 Descriptors, VerifyRequest, VerifyProgress, VerifyReply, EvictRequest, EvictReply,
+                 HoldersRequest, HoldersReply, WithdrawRequest, WithdrawReply, RankStatus>;
 
 struct Envelope {
   std::uint32_t id = 0;  ///< a reply carries its request's id
@@ -167,22 +168,24 @@ struct Envelope {
 /// The name of a body's type, for messages and logs.
 std::string_view name_of(const Body& body);
 
-/// One datagram's bytes. internal when they would pass kMaxMessageBytes: holders lists and statuses are cut to fit by
-/// who makes them (fit_holders, pages_of).
+/// One datagram's bytes. internal when they would pass kMaxMessageBytes: holders lists and statuses are cut
+/// to fit by who makes them (fit_holders, pages_of).
 Result<std::vector<std::byte>> encode(const Envelope& envelope);
 
-/// Reads a datagram from a peer that is not trusted: verified, of exactly this length, never becoming more than 1 MiB of
-/// values. version for a body or a word that this version does not know, corrupt for everything else.
+/// Reads a datagram from a peer that is not trusted: verified, of exactly this length, never becoming more
+/// than 1 MiB of values. version for a body or a word that this version does not know, corrupt for everything
+/// else.
 Result<Envelope> decode(std::span<const std::byte> bytes);
 
-/// A status as messages that fit: ranks and entries spread over as many pages as needed, `more` set on all but the last.
-/// Too long a list of holders is cut, and holders_complete with it.
+/// A status as messages that fit: ranks and entries spread over as many pages as needed, `more` set on all
+/// but the last. Too long a list of holders is cut, and holders_complete with it.
 std::vector<StatusReply> pages_of(StatusReply status);
 
 /// Cuts commands to a readable length and the list to what a message holds. True when nobody was dropped.
 bool fit_holders(std::vector<Holder>& holders);
 
-/// The version both sides speak, out of a Hello's range; version when there is none. Version 0 is never valid.
+/// The version both sides speak, out of a Hello's range; version when there is none. Version 0 is never
+/// valid.
 Result<std::uint16_t> negotiate(const Hello& hello);
 
 }  // namespace wcache

@@ -39,14 +39,15 @@ bool all_of(std::string_view text, std::string_view allowed) {
 Result<std::string> absolute(std::string_view path) {
   if (path.empty()) return fail(Reason::invalid, "the run directory's name is empty", {}, "run-dir");
   std::error_code error;
-  std::string text = std::filesystem::absolute(std::filesystem::path(path), error).lexically_normal().string();
+  std::string text =
+      std::filesystem::absolute(std::filesystem::path(path), error).lexically_normal().string();
   if (error) return fail(errno_error("finding the run directory " + std::string(path), error.value()));
   while (text.size() > 1 && text.back() == '/') text.pop_back();
   return text;
 }
 
 Status check(const std::string& path) {
-  struct stat st{};
+  struct stat st {};
   if (lstat(path.c_str(), &st) != 0) return fail_errno("run directory " + path, errno);
   if (S_ISLNK(st.st_mode)) return fail(Reason::denied, "run directory " + path + " is a symbolic link");
   if (!S_ISDIR(st.st_mode)) return fail(Reason::denied, "run directory " + path + " is not a directory");
@@ -84,22 +85,25 @@ Result<RunDir> RunDir::open(std::string_view path) {
 Result<RunDir> RunDir::create(std::string_view path) {
   const Result<std::string> name = absolute(path);
   if (!name) return fail(name.error());
-  if (mkdir(name->c_str(), 0700) != 0 && errno != EEXIST) return fail_errno("making the run directory " + *name, errno);
+  if (mkdir(name->c_str(), 0700) != 0 && errno != EEXIST)
+    return fail_errno("making the run directory " + *name, errno);
   return open(*name);
 }
 
 Status RunDir::check_socket_length(std::string_view device_uuid) const {
   std::size_t longest = 0;
   for (const Role role : kRoles)
-    longest = std::max(longest, path_.size() + 1 + rank_name(role, std::string(kPrefixDigits, '0'), device_uuid).size());
+    longest = std::max(
+        longest, path_.size() + 1 + rank_name(role, std::string(kPrefixDigits, '0'), device_uuid).size());
   if (longest <= kMaxSocketPath) return {};
   return fail(Reason::invalid,
-              "run directory " + path_ + " is too long: the path of a socket in it has " + std::to_string(longest) +
-                  " bytes, the limit is " + std::to_string(kMaxSocketPath),
+              "run directory " + path_ + " is too long: the path of a socket in it has " +
+                  std::to_string(longest) + " bytes, the limit is " + std::to_string(kMaxSocketPath),
               "name a shorter one with --run-dir", "run-dir");
 }
 
-std::string RunDir::rank_socket(Role role, const Fingerprint& fingerprint, std::string_view device_uuid) const {
+std::string RunDir::rank_socket(Role role, const Fingerprint& fingerprint,
+                                std::string_view device_uuid) const {
   return file(rank_name(role, to_hex(fingerprint).substr(0, kPrefixDigits), device_uuid));
 }
 
@@ -107,7 +111,9 @@ std::string RunDir::launcher_socket(pid_t pid) const {
   return file(std::string(kLauncherPrefix) + std::to_string(pid) + std::string(kSuffix));
 }
 
-std::string RunDir::mount_socket() const { return file(kMountName); }
+std::string RunDir::mount_socket() const {
+  return file(kMountName);
+}
 
 std::optional<RunDir::Socket> RunDir::parse(std::string_view file_name) const {
   Socket socket;

@@ -13,16 +13,16 @@
 
 namespace wcache {
 
-/// The directory where the processes of one node find each other: mode 0700, owned by the user, no symbolic link.
-/// An object of this type has been checked; it is a value and names the directory by path.
+/// The directory where the processes of one node find each other: mode 0700, owned by the user, no symbolic
+/// link. An object of this type has been checked; it is a value and names the directory by path.
 class RunDir {
  public:
   /// Looks up one variable of the environment.
   using Environment = std::function<std::optional<std::string>(const char* name)>;
   static std::optional<std::string> process_environment(const char* name);
 
-  /// Where it is when no option says so: WCACHE_RUN_DIR, else /run/wcache for root, else $XDG_RUNTIME_DIR/wcache.
-  /// XDG_RUNTIME_DIR unset: invalid, with the hint.
+  /// Where it is when no option says so: WCACHE_RUN_DIR, else /run/wcache for root, else
+  /// $XDG_RUNTIME_DIR/wcache. XDG_RUNTIME_DIR unset: invalid, with the hint.
   static Result<std::string> default_path(uid_t uid, const Environment& environment);
 
   /// Checks a directory that is there. Absent: not_found. Not ours, a link, or open to others: denied.
@@ -33,11 +33,12 @@ class RunDir {
 
   const std::string& path() const { return path_; }  ///< absolute
 
-  /// Refuses a directory whose longest socket name of any role on this device would pass the 107 bytes of a Unix
-  /// socket's path: invalid, naming limit and length. Called before anything is loaded.
+  /// Refuses a directory whose longest socket name of any role on this device would pass the 107 bytes of a
+  /// Unix socket's path: invalid, naming limit and length. Called before anything is loaded.
   Status check_socket_length(std::string_view device_uuid) const;
 
-  /// The socket of one rank: "wcache_<first 16 digits>_<device uuid>[_draft0].sock". Its lock is "<path>.lock".
+  /// The socket of one rank: "wcache_<first 16 digits>_<device uuid>[_draft0].sock". Its lock is
+  /// "<path>.lock".
   std::string rank_socket(Role role, const Fingerprint& fingerprint, std::string_view device_uuid) const;
   std::string launcher_socket(pid_t pid) const;  ///< "launcher_<pid>.sock"
   std::string mount_socket() const;              ///< "wcachefs.sock"

@@ -19,11 +19,13 @@ namespace {
 constexpr int kAttempts = 20;
 constexpr std::chrono::milliseconds kBetweenAttempts{5};
 
-std::string lock_path_of(const std::string& socket_path) { return socket_path + ".lock"; }
+std::string lock_path_of(const std::string& socket_path) {
+  return socket_path + ".lock";
+}
 
 bool is_still_at(int fd, const std::string& path) {
-  struct stat opened{};
-  struct stat named{};
+  struct stat opened {};
+  struct stat named {};
   return fstat(fd, &opened) == 0 && lstat(path.c_str(), &named) == 0 && opened.st_dev == named.st_dev &&
          opened.st_ino == named.st_ino;
 }
@@ -71,7 +73,9 @@ SocketLock& SocketLock::operator=(SocketLock&& other) noexcept {
   return *this;
 }
 
-SocketLock::~SocketLock() { let_go(); }
+SocketLock::~SocketLock() {
+  let_go();
+}
 
 void SocketLock::let_go() {
   if (!file_) return;

@@ -8,12 +8,13 @@
 
 namespace wcache {
 
-/// The right to listen at one socket path: flock(2) on "<path>.lock", held until the object goes. Only through it can a
-/// socket be bound or a stale one be removed, so two daemons never answer at one path and nobody removes a live socket.
+/// The right to listen at one socket path: flock(2) on "<path>.lock", held until the object goes. Only
+/// through it can a socket be bound or a stale one be removed, so two daemons never answer at one path and
+/// nobody removes a live socket.
 ///
-/// The lock file holds the holder's pid, for messages. It is removed while the lock is held; whoever takes a lock checks
-/// that the file it locked is still the one of that name, so removing it is no race. After a crash the file stays, not
-/// locked, and the next holder uses it.
+/// The lock file holds the holder's pid, for messages. It is removed while the lock is held; whoever takes a
+/// lock checks that the file it locked is still the one of that name, so removing it is no race. After a
+/// crash the file stays, not locked, and the next holder uses it.
 class SocketLock {
  public:
   enum class Use {
@@ -31,7 +32,8 @@ class SocketLock {
   const std::string& socket_path() const { return socket_path_; }
 
  private:
-  SocketLock(std::string socket_path, Fd file) : socket_path_(std::move(socket_path)), file_(std::move(file)) {}
+  SocketLock(std::string socket_path, Fd file)
+      : socket_path_(std::move(socket_path)), file_(std::move(file)) {}
   void let_go();
 
   std::string socket_path_;
