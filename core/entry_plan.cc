@@ -9,6 +9,11 @@ namespace {
 constexpr std::array<std::pair<Role, std::string_view>, 2> kRoles{
     {{Role::target, "target"}, {Role::draft0, "draft0"}}};
 
+constexpr std::array<std::pair<Layout, std::string_view>, 4> kLayouts{{{Layout::checkpoint, "checkpoint"},
+                                                                       {Layout::mtp, "mtp"},
+                                                                       {Layout::sharded, "sharded"},
+                                                                       {Layout::published, "published"}}};
+
 }  // namespace
 
 std::string_view to_string(Role role) {
@@ -24,13 +29,15 @@ Result<Role> role_from_string(std::string_view word) {
 }
 
 std::string_view to_string(Layout layout) {
-  switch (layout) {
-    case Layout::checkpoint: return "checkpoint";
-    case Layout::mtp: return "mtp";
-    case Layout::sharded: return "sharded";
-    case Layout::published: return "published";
-  }
+  for (const auto& [value, word] : kLayouts)
+    if (value == layout) return word;
   return "checkpoint";
+}
+
+Result<Layout> layout_from_string(std::string_view word) {
+  for (const auto& [value, name] : kLayouts)
+    if (name == word) return value;
+  return fail(Reason::invalid, "there is no layout '" + std::string(word) + "'");
 }
 
 std::uint64_t EntryPlan::nbytes() const {

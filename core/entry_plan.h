@@ -16,6 +16,7 @@ enum class Layout { checkpoint, mtp, sharded, published };
 std::string_view to_string(Role role);      ///< "target", "draft0": also the directory's name
 std::string_view to_string(Layout layout);  ///< "checkpoint", "mtp", ...
 Result<Role> role_from_string(std::string_view word);
+Result<Layout> layout_from_string(std::string_view word);
 
 /// A run of source bytes and its place in an image.
 struct Piece {
