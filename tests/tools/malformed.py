@@ -259,10 +259,10 @@ def gguf_bytes():
         return whole.read()
 
 
-def gguf_case(name, change):
+def gguf_case(name, change, reason="corrupt"):
     """A single GGUF file, broken by `change`: bytes in, bytes out."""
 
-    @case(name, mentions="model.gguf", model=f"{name}/model.gguf")
+    @case(name, reason=reason, mentions="model.gguf", model=f"{name}/model.gguf")
     def _(d):
         (d / "config.json").unlink()
         (d / "model.gguf").write_bytes(change(gguf_bytes()))
@@ -274,8 +274,8 @@ def patch(at, new):
 
 gguf_case("gguf-zero-length", lambda data: b"")
 gguf_case("gguf-magic", patch(0, b"GGML"))
-gguf_case("gguf-version", patch(4, struct.pack("<I", 99)))
-gguf_case("gguf-big-endian", patch(4, struct.pack(">I", 3)))
+gguf_case("gguf-version", patch(4, struct.pack("<I", 99)), "unsupported")
+gguf_case("gguf-big-endian", patch(4, struct.pack(">I", 3)), "unsupported")
 gguf_case("gguf-header-cut-off", lambda data: data[:40])
 gguf_case("gguf-data-cut-off", lambda data: data[:-40])
 gguf_case("gguf-tensor-count-huge", patch(8, struct.pack("<Q", 2**63)))
@@ -283,7 +283,7 @@ gguf_case("gguf-key-count-huge", patch(16, struct.pack("<Q", 2**63)))
 gguf_case("gguf-key-length-huge", patch(24, struct.pack("<Q", 2**64 - 1)))
 gguf_case("gguf-offset-beyond-end", lambda data: patch(data.index(b"b.weight") + 8 + 4 + 8 + 4, struct.pack("<Q", 1 << 40))(data))
 gguf_case("gguf-offset-misaligned", lambda data: patch(data.index(b"b.weight") + 8 + 4 + 8 + 4, struct.pack("<Q", 33))(data))
-gguf_case("gguf-type-unknown", lambda data: patch(data.index(b"b.weight") + 8 + 4 + 8, struct.pack("<I", 999))(data))
+gguf_case("gguf-type-unknown", lambda data: patch(data.index(b"b.weight") + 8 + 4 + 8, struct.pack("<I", 999))(data), "unsupported")
 gguf_case("gguf-dimensions-overflow", lambda data: patch(data.index(b"a.weight") + 8 + 4, struct.pack("<Q", 2**63))(data))
 gguf_case("gguf-name-twice", lambda data: data.replace(b"b.weight", b"a.weight"))
 gguf_case("gguf-dimension-count-huge", lambda data: patch(data.index(b"a.weight") + 8, struct.pack("<I", 2**31))(data))
