@@ -23,15 +23,18 @@ std::string escape(std::string_view name) {
 }  // namespace
 
 std::string Key::canonical() const {
-  std::string text = "wcache-key 1\n";
+  std::string text = "wcache-key " + std::to_string(kVersion) + "\n";
   text += "role " + std::string(to_string(role)) + "\n";
   text += "layout " + std::string(to_string(layout)) + "\n";
-  if (layout == Layout::sharded || layout == Layout::published) text += "tp_size " + std::to_string(tp_size) + "\n";
+  if (ranks_differ()) text += "tp_size " + std::to_string(tp_size) + "\n";
   for (const File& file : files)
-    text += "file " + to_hex(file.digest) + " " + std::to_string(file.nbytes) + " " + escape(file.name) + "\n";
+    text +=
+        "file " + to_hex(file.digest) + " " + std::to_string(file.nbytes) + " " + escape(file.name) + "\n";
   return text;
 }
 
-Fingerprint Key::fingerprint() const { return Fingerprint{digest_of(canonical())}; }
+Fingerprint Key::fingerprint() const {
+  return Fingerprint{digest_of(canonical())};
+}
 
 }  // namespace wcache
