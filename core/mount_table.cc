@@ -63,6 +63,8 @@ std::optional<MountEntry> parse_line(std::string_view line) {
   entry.options = fields[5];
   entry.type = unescape(fields[dash + 1]);
   entry.source = unescape(fields[dash + 2]);
+  entry.root = unescape(fields[3]);
+  if (dash + 3 < fields.size()) entry.super_options = fields[dash + 3];
   return entry;
 }
 

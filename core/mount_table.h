@@ -17,6 +17,8 @@ struct MountEntry {
   std::string options;  ///< of the mount, comma-separated
   std::string type;     ///< "fuse.wcachefs", "tmpfs"
   std::string source;
+  std::string root;           ///< which directory of the file system is seen there, octal escapes undone
+  std::string super_options;  ///< of the file system, comma-separated
 };
 
 /// In the kernel's order: a mount on top of another comes later. Lines that do not parse are left out.

@@ -25,6 +25,8 @@ TEST(MountTable, ReadsEachLineAndUndoesEscapes) {
   EXPECT_EQ(table[2].options, "ro,nosuid,nodev");
   EXPECT_EQ(table[2].type, "fuse.wcachefs");
   EXPECT_EQ(table[2].source, "wcache");
+  EXPECT_EQ(table[2].root, "/");
+  EXPECT_EQ(table[2].super_options, "ro,user_id=0");
 }
 
 TEST(MountTable, FindsTheTopmostMountOfAPath) {
