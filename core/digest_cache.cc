@@ -94,7 +94,7 @@ Status prepare_file(const std::filesystem::path& path) {
 
 struct DigestCache::Database {
   struct Close {
-    void operator()(sqlite3* handle) const { sqlite3_close(handle); }
+    void operator()(sqlite3* database) const { sqlite3_close(database); }
   };
   struct Finalize {
     void operator()(sqlite3_stmt* statement) const { sqlite3_finalize(statement); }
