@@ -1,0 +1,30 @@
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fs/node.h"
+
+namespace wcache {
+
+/// What the attributes of an entry say beyond the manifest.
+struct XattrContext {
+  /// Processes with files of the entry open; asked for only where the attribute is.
+  std::function<std::size_t(const Entry& entry)> holders = [](const Entry&) { return std::size_t{0}; };
+};
+
+/// Whether `name` can exist at all. Everything else (security.*, system.*, which programs ask for at every
+/// listing) is missing without a look at the node.
+bool is_own_xattr(std::string_view name);
+
+/// The value of `name` ("user.wcache.…") on `node`: one line without a newline; nullopt where the node has no
+/// such attribute.
+std::optional<std::string> xattr_value(const Node& node, std::string_view name, const XattrContext& context);
+
+/// The names that have a value on `node`, in the order of the documentation.
+std::vector<std::string> xattr_names(const Node& node);
+
+}  // namespace wcache
