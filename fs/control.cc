@@ -1,0 +1,120 @@
+#include "fs/control.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <exception>
+#include <utility>
+
+#include "ipc/client.h"
+
+namespace wcache {
+namespace {
+
+constexpr std::size_t kMaxCallers = 64;
+constexpr std::chrono::seconds kIdle{60};
+constexpr std::chrono::milliseconds kSendWait{500};
+constexpr std::chrono::seconds kPollWait{5};
+
+}  // namespace
+
+Result<std::unique_ptr<Control>> Control::start(SocketLock lock, std::function<StatusReply()> status,
+                                                spdlog::logger& log) {
+  Fd stop = Fd::adopt(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!stop) return fail_errno("eventfd", errno);
+  Result<Listener> listener = Listener::bind(std::move(lock));
+  if (!listener) return fail(std::move(listener.error()));
+  std::unique_ptr<Control> control(
+      new Control(std::move(*listener), std::move(status), std::move(stop), log));
+  control->thread_ = std::thread([self = control.get()] { self->run(); });
+  return control;
+}
+
+Control::Control(Listener listener, std::function<StatusReply()> status, Fd stop, spdlog::logger& log)
+    : listener_(std::move(listener)), status_(std::move(status)), stop_(std::move(stop)), log_(log) {}
+
+Control::~Control() {
+  const std::uint64_t one = 1;
+  if (write(stop_.get(), &one, sizeof one) != sizeof one) log_.error("eventfd: errno {}", errno);
+  thread_.join();
+}
+
+void Control::run() {
+  for (;;) {
+    std::vector<pollfd> fds{{stop_.get(), POLLIN, 0}, {listener_.fd(), POLLIN, 0}};
+    for (const Caller& caller : callers_) fds.push_back({caller.connection.fd(), POLLIN, 0});
+    const int ready =
+        poll(fds.data(), fds.size(), static_cast<int>(std::chrono::milliseconds(kPollWait).count()));
+    if (ready < 0 && errno != EINTR) log_.error("poll: errno {}", errno);
+    if (fds[0].revents != 0) return;
+    std::vector<Caller> kept;
+    for (std::size_t i = 0; i < callers_.size(); ++i) {
+      const bool asks = ready > 0 && fds[i + 2].revents != 0;
+      if (asks ? serve(callers_[i]) : std::chrono::steady_clock::now() < callers_[i].idle_until)
+        kept.push_back(std::move(callers_[i]));
+    }
+    callers_ = std::move(kept);
+    if (ready > 0 && fds[1].revents != 0) accept_callers();
+  }
+}
+
+void Control::accept_callers() {
+  for (;;) {
+    Result<std::optional<Connection>> connection = listener_.accept();
+    if (!connection) {
+      log_.warn("{}", connection.error().message);
+      return;
+    }
+    if (!*connection) return;
+    if (callers_.size() < kMaxCallers)
+      callers_.push_back({std::move(**connection), deadline_in(kIdle), false});
+  }
+}
+
+/// Whether the caller is kept.
+bool Control::serve(Caller& caller) {
+  try {
+    Result<std::optional<Message>> message =
+        caller.connection.receive(MessageLimits{}, std::chrono::steady_clock::now());
+    if (!message) return message.error().reason == Reason::timeout;
+    if (!*message) return false;
+    Result<Envelope> request = decode((*message)->bytes);
+    if (!request) {
+      log_.warn("wcachefs.sock: {}", request.error().message);
+      return false;
+    }
+    caller.idle_until = deadline_in(kIdle);
+    return answer(caller, *request);
+  } catch (const std::exception& e) {
+    log_.error("wcachefs.sock: {}", e.what());
+    return false;
+  }
+}
+
+bool Control::answer(Caller& caller, const Envelope& request) {
+  const auto send = [&](Body body) {
+    return send_message(caller.connection, {request.id, std::move(body)}, deadline_in(kSendWait)).has_value();
+  };
+  if (const auto* hello = std::get_if<Hello>(&request.body)) {
+    Result<std::uint16_t> version = negotiate(*hello);
+    if (!version) {
+      send(ErrorReply{std::move(version.error())});
+      return false;
+    }
+    caller.greeted = true;
+    return send(HelloReply{*version, static_cast<std::int32_t>(getpid())});
+  }
+  if (!caller.greeted) return false;
+  if (std::holds_alternative<StatusRequest>(request.body)) {
+    for (StatusReply& page : pages_of(status_()))
+      if (!send(std::move(page))) return false;
+    return true;
+  }
+  return send(
+      ErrorReply{Error{Reason::invalid, "wcachefs does not answer " + std::string(name_of(request.body))}});
+}
+
+}  // namespace wcache

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <fuse_lowlevel.h>
+#include <spdlog/logger.h>
+
+#include <atomic>
+#include <cstdint>
+#include <future>
+#include <string>
+
+#include "fs/node_stat.h"
+#include "fs/open_files.h"
+#include "fs/passthrough.h"
+#include "fs/request.h"
+#include "fs/status_thread.h"
+#include "fs/tree.h"
+
+namespace wcache {
+
+/// The answers to the kernel's requests. Each handler answers its request before it returns, but the open of
+/// the node's status.json, which the status thread answers. Called from several threads at once; holds no
+/// lock while replying.
+class FileSystem {
+ public:
+  struct Settings {
+    uid_t uid = 0;  ///< owner of every node: the mounter
+    gid_t gid = 0;
+    std::string mount;  ///< for the paths in status files
+    std::int64_t started_ns = 0;
+  };
+  /// Everything is borrowed and must outlive the session that serves this.
+  FileSystem(Settings settings, Tree& tree, OpenFiles& open_files, Passthrough& passthrough,
+             StatusThread& status, spdlog::logger& log);
+
+  /// The table for fuse_session_new, whose user data is a FileSystem.
+  static fuse_lowlevel_ops operations();
+
+  /// True once the kernel has asked for a session and the answer is being sent.
+  bool initialised() const { return initialised_.load(std::memory_order_acquire); }
+
+  void init(fuse_conn_info& conn);
+  void lookup(Request request, fuse_ino_t parent, const char* name);
+  void forget(Request request, fuse_ino_t inode, std::uint64_t count);
+  void forget_multi(Request request, std::size_t count, fuse_forget_data* forgets);
+  void getattr(Request request, fuse_ino_t inode, fuse_file_info* file);
+  void readlink(Request request, fuse_ino_t inode);
+  void access(Request request, fuse_ino_t inode, int mask);
+  void statfs(Request request, fuse_ino_t inode);
+  void open(Request request, fuse_ino_t inode, fuse_file_info* file);
+  void read(Request request, fuse_ino_t inode, std::size_t size, off_t offset, fuse_file_info* file);
+  void release(Request request, fuse_ino_t inode, fuse_file_info* file);
+  void opendir(Request request, fuse_ino_t inode, fuse_file_info* file);
+  void readdir(Request request, fuse_ino_t inode, std::size_t size, off_t cookie, fuse_file_info* file);
+  void readdirplus(Request request, fuse_ino_t inode, std::size_t size, off_t cookie, fuse_file_info* file);
+  void releasedir(Request request, fuse_ino_t inode, fuse_file_info* file);
+  void getxattr(Request request, fuse_ino_t inode, const char* name, std::size_t size);
+  void listxattr(Request request, fuse_ino_t inode, std::size_t size);
+
+  spdlog::logger& log() { return log_; }
+
+ private:
+  struct stat stat_of_node(const Node& node, const TreeSnapshot& tree);
+  fuse_entry_param entry_of(const Node& node, const TreeSnapshot& tree);
+  void reply_open(Request request, OpenFile opened, fuse_file_info file);
+  void open_text(Request request, const Node& node, fuse_file_info file,
+                 std::shared_ptr<const std::string> text);
+  static void reply_xattr(Request request, std::string_view value, std::size_t size);
+
+  const Settings settings_;
+  Tree& tree_;
+  OpenFiles& open_files_;
+  Passthrough& passthrough_;
+  StatusThread& status_;
+  spdlog::logger& log_;
+  std::atomic<bool> direct_mmap_ = false;
+  std::atomic<bool> initialised_ = false;
+};
+
+}  // namespace wcache

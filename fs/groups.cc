@@ -1,0 +1,188 @@
+#include "fs/groups.h"
+
+#include <chrono>
+#include <thread>
+#include <utility>
+
+namespace wcache {
+namespace {
+
+constexpr std::chrono::milliseconds kReleaseWait{200};
+constexpr std::chrono::milliseconds kReleaseStep{2};
+constexpr std::chrono::seconds kNotifyWait{1};
+
+}  // namespace
+
+Groups::Groups(Tree& tree, OpenFiles& open_files, Notifier& notifier, std::function<double()> now)
+    : tree_(tree), open_files_(open_files), notifier_(notifier), now_(std::move(now)) {}
+
+Status Groups::join(Link link, std::shared_ptr<const Part> part) {
+  Result<Role> role = role_from_string(part->manifest().role());
+  if (!role)
+    return fail(Reason::corrupt,
+                "the manifest names no role: '" + std::string(part->manifest().role()) + "'");
+  const Key key{*role, part->manifest().fingerprint()};
+  const std::uint32_t rank = part->manifest().rank();
+  const std::uint32_t ranks = part->manifest().tp_size();
+
+  const std::lock_guard lock(mutex_);
+  Group& group = groups_[key];
+  std::map<std::uint32_t, Member> before = group.members;
+  group.members[rank] = {link, true, now_(), std::move(part)};
+  if (group.members.size() < ranks) return {};
+  Status shown = show(group);
+  if (!shown) group.members = std::move(before);
+  return shown;
+}
+
+Status Groups::show(Group& group) {
+  std::vector<std::shared_ptr<const Part>> parts;
+  for (const auto& [rank, member] : group.members) parts.push_back(member.part);
+  Result<std::shared_ptr<Entry>> entry = Entry::make(std::move(parts), now_());
+  if (!entry) return fail(std::move(entry.error()));
+  const std::shared_ptr<Entry> before = std::exchange(group.shown, *entry);
+  update_state(group);
+  tell(tree_.publish(*entry), before.get());
+  return {};
+}
+
+void Groups::hide(Group& group) {
+  const std::shared_ptr<Entry> gone = std::move(group.shown);
+  group.shown.reset();
+  tell(tree_.withdraw(gone->role(), gone->fingerprint()), gone.get());
+}
+
+void Groups::tell(std::vector<TreeChange> changes, const Entry* gone) {
+  if (gone != nullptr && open_files_.open_count(*gone) > 0)
+    for (TreeChange& change : changes) change.in_use = change.removed == gone->directory_inode(0);
+  notifier_.notify(changes);
+}
+
+void Groups::update_state(Group& group) {
+  bool alive = true;
+  for (const auto& [rank, member] : group.members) alive = alive && member.alive;
+  if (group.shown) group.shown->set_state(alive ? State::ready : State::orphaned);
+}
+
+std::map<Groups::Key, Groups::Group>::iterator Groups::find_link(Link link) {
+  for (auto group = groups_.begin(); group != groups_.end(); ++group)
+    if (member_of(group->second, link) != nullptr) return group;
+  return groups_.end();
+}
+
+Groups::Member* Groups::member_of(Group& group, Link link) {
+  for (auto& [rank, member] : group.members)
+    if (member.link == link) return &member;
+  return nullptr;
+}
+
+void Groups::lose(Link link) {
+  const std::lock_guard lock(mutex_);
+  const auto found = find_link(link);
+  if (found == groups_.end()) return;
+  Group& group = found->second;
+  Member& member = *member_of(group, link);
+  member.alive = false;
+  member.since = now_();
+  if (group.shown) {
+    update_state(group);
+    return;
+  }
+  // Never shown: nobody can be using it.
+  std::erase_if(group.members, [&](const auto& row) { return row.second.link == link; });
+  if (group.members.empty()) groups_.erase(found);
+}
+
+WithdrawReply Groups::withdraw(Link link, bool force) {
+  if (!force) wait_for_releases(link);
+  WithdrawReply reply = withdraw_now(link, force);
+  if (reply.withdrawn) notifier_.wait_sent(kNotifyWait);
+  return reply;
+}
+
+/// The kernel tells of a close(2) a moment after it.
+void Groups::wait_for_releases(Link link) {
+  const std::shared_ptr<Entry> entry = shown_by(link);
+  const auto end = std::chrono::steady_clock::now() + kReleaseWait;
+  while (entry && open_files_.open_count(*entry) > 0 && std::chrono::steady_clock::now() < end)
+    std::this_thread::sleep_for(kReleaseStep);
+}
+
+std::shared_ptr<Entry> Groups::shown_by(Link link) {
+  const std::lock_guard lock(mutex_);
+  const auto found = find_link(link);
+  return found == groups_.end() ? nullptr : found->second.shown;
+}
+
+WithdrawReply Groups::withdraw_now(Link link, bool force) {
+  const std::lock_guard lock(mutex_);
+  const auto found = find_link(link);
+  if (found == groups_.end()) return {true, {}};
+  Group& group = found->second;
+  if (group.shown) {
+    if (!force && open_files_.open_count(*group.shown) > 0) return {false, open_files_.holders(*group.shown)};
+    hide(group);
+  }
+  std::erase_if(group.members, [&](const auto& row) { return row.second.link == link || !row.second.alive; });
+  if (group.members.empty()) groups_.erase(found);
+  return {true, {}};
+}
+
+std::vector<Holder> Groups::holders(Link link) {
+  const std::shared_ptr<Entry> shown = shown_by(link);
+  return shown ? open_files_.holders(*shown) : std::vector<Holder>{};
+}
+
+Status Groups::evict_orphan(Role role, const Fingerprint& fingerprint) {
+  const std::lock_guard lock(mutex_);
+  const auto found = groups_.find({role, fingerprint});
+  if (found == groups_.end() || !found->second.shown || found->second.shown->state() != State::orphaned)
+    return fail(Reason::not_found,
+                "no orphaned entry " + std::string(to_string(role)) + "/" + to_hex(fingerprint));
+  Group& group = found->second;
+  if (open_files_.open_count(*group.shown) > 0) {
+    const std::vector<Holder> holders = open_files_.holders(*group.shown);
+    std::string message = "held by";
+    for (const Holder& holder : holders)
+      message += " " + std::to_string(holder.pid) + " (" + holder.command + ")";
+    return fail(Reason::busy, message, "stop the engine that uses it");
+  }
+  hide(group);
+  std::erase_if(group.members, [](const auto& row) { return !row.second.alive; });
+  if (group.members.empty()) groups_.erase(found);
+  return {};
+}
+
+std::vector<RankStatus> Groups::orphans() {
+  std::vector<RankStatus> statuses;
+  const std::lock_guard lock(mutex_);
+  for (auto& [key, group] : groups_) {
+    if (!group.shown || group.shown->state() != State::orphaned) continue;
+    const std::vector<Holder> holders = open_files_.holders(*group.shown);
+    for (const auto& [rank, member] : group.members) {
+      if (member.alive) continue;
+      const ManifestView& manifest = member.part->manifest();
+      const Placement placement = manifest.placement();
+      RankStatus status;
+      status.role = manifest.role();
+      status.name = manifest.name();
+      status.fingerprint = to_hex(manifest.fingerprint());
+      status.layout = manifest.layout();
+      status.source = manifest.source();
+      status.state = State::orphaned;
+      status.nbytes = manifest.nbytes();
+      status.tensors = manifest.tensor_count();
+      status.tp_size = manifest.tp_size();
+      status.rank = rank;
+      status.device_uuid = placement.device_uuid;
+      status.tier = placement.tier;
+      status.filled = status.nbytes;
+      status.holders = holders;
+      status.since = member.since;
+      statuses.push_back(std::move(status));
+    }
+  }
+  return statuses;
+}
+
+}  // namespace wcache

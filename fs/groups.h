@@ -1,0 +1,78 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/result.h"
+#include "fs/entry.h"
+#include "fs/notifier.h"
+#include "fs/open_files.h"
+#include "fs/tree.h"
+#include "ipc/protocol.h"
+
+namespace wcache {
+
+/// What the daemons have handed over, and what of it is shown. The parts of a group's ranks become one entry
+/// when all of them are there; an entry stays, orphaned, when a daemon goes without a word. Safe for
+/// concurrent use.
+class Groups {
+ public:
+  using Link = std::uint64_t;  ///< one connection to a daemon; never reused
+
+  /// Tree, files and notifier are borrowed. `now`: Unix time, seconds.
+  Groups(Tree& tree, OpenFiles& open_files, Notifier& notifier, std::function<double()> now);
+
+  /// A daemon's part has come. The same rank's earlier part is replaced, whether its daemon lives or not.
+  Status join(Link link, std::shared_ptr<const Part> part);
+  /// A daemon's connection has ended. What it served without having withdrawn it is orphaned.
+  void lose(Link link);
+  /// A daemon wants its entry gone. Refused while files of it are open, unless forced. When it is granted,
+  /// the kernel has forgotten the directory. Waits, a second or so at most.
+  WithdrawReply withdraw(Link link, bool force);
+  std::vector<Holder> holders(Link link);
+
+  /// Drops an orphaned entry: not_found when there is none such, busy while files of it are open.
+  Status evict_orphan(Role role, const Fingerprint& fingerprint);
+
+  /// Ranks whose daemons are gone while their memory is still shown.
+  std::vector<RankStatus> orphans();
+
+ private:
+  struct Member {
+    Link link = 0;
+    bool alive = true;
+    double since = 0;  // of `alive`'s value
+    std::shared_ptr<const Part> part;
+  };
+  struct Group {
+    std::map<std::uint32_t, Member> members;  // by rank
+    std::shared_ptr<Entry> shown;
+  };
+  using Key = std::pair<Role, Fingerprint>;
+
+  std::map<Key, Group>::iterator find_link(Link link);
+  void wait_for_releases(Link link);
+  std::shared_ptr<Entry> shown_by(Link link);
+  WithdrawReply withdraw_now(Link link, bool force);
+  static Member* member_of(Group& group, Link link);
+  static void update_state(Group& group);
+  Status show(Group& group);
+  void hide(Group& group);
+  void tell(std::vector<TreeChange> changes, const Entry* gone);
+
+  Tree& tree_;
+  OpenFiles& open_files_;
+  Notifier& notifier_;
+  std::function<double()> now_;
+  std::mutex mutex_;  // guards groups_; held over the tree's and the notifier's own, which are leaves
+  std::map<Key, Group> groups_;
+};
+
+}  // namespace wcache

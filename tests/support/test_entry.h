@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/entry_plan.h"
+#include "core/manifest.h"
+#include "daemon/memory/arena.h"
+
+namespace wcache::test {
+
+struct TestFile {
+  std::string name;
+  std::string bytes;
+  FileKind kind = FileKind::other;
+  std::vector<TensorInfo> tensors = {};
+  std::int64_t mtime_ns = 1'700'000'000'000'000'000;
+};
+
+struct TestEntryOptions {
+  Role role = Role::target;
+  Layout layout = Layout::checkpoint;
+  std::string name = "tiny";
+  std::uint32_t rank = 0;
+  std::uint32_t tp_size = 1;
+  std::optional<Fingerprint> fingerprint;  ///< instead of the one that the content has
+  bool memfd = false;                      ///< sealed memfds even where a private tmpfs is possible
+};
+
+/// What a daemon holds once it has filled: read-only memory, as it goes over the socket.
+struct TestEntry {
+  Fingerprint fingerprint;
+  SealedArena arena;
+  std::uint64_t manifest_nbytes = 0;
+
+  std::string directory() const { return to_hex(fingerprint); }
+  std::vector<Fd> images() const;  ///< duplicates
+  Fd manifest() const;             ///< a duplicate
+};
+
+/// Builds an entry of `files` the way a daemon does, without a disk. A failure aborts.
+TestEntry make_test_entry(std::vector<TestFile> files, const TestEntryOptions& options = {});
+
+/// Deterministic bytes; another seed gives others.
+std::string test_bytes(std::size_t nbytes, std::uint64_t seed);
+
+/// A weight file of one-dimensional "U8" tensors `names`, each of `tensor_nbytes`, behind a header of
+/// `head_nbytes`.
+TestFile test_weights(const std::string& name, const std::vector<std::string>& names,
+                      std::uint64_t tensor_nbytes, std::uint64_t head_nbytes = 64);
+
+/// A small model: config.json, a sub-directory, two weight files.
+std::vector<TestFile> small_model();
+
+}  // namespace wcache::test
