@@ -171,6 +171,19 @@ TEST(Fill, AnyPlanInAnyOrderGivesTheSameBytesAndDigests) {
   }
 }
 
+TEST(Fill, AHeadLongerThanAChunk) {
+  FakeDisk disk;
+  EntryPlan plan = copy_plan(disk, {5 * kMiB});
+  plan.images[0].head = std::string(5 * kMiB + 3, 'h');
+  plan.images[0].pieces[0].image_offset = plan.images[0].head.size();
+  plan.images[0].nbytes += plan.images[0].head.size();
+  plan.images[0].segments = {{0, 5 * kMiB + 3}, {5 * kMiB + 3, 5 * kMiB}};
+  ImageMemory memory(plan);
+  const auto report = fill(plan, memory.spans(), disk);
+  ASSERT_TRUE(report) << report.error().message;
+  expect_filled(plan, disk, memory, *report);
+}
+
 TEST(Fill, ManyReadsAreInFlightAcrossFiles) {
   FakeDisk disk;
   const EntryPlan plan = copy_plan(disk, std::vector<std::uint64_t>(40, 9000));
