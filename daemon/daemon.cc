@@ -1,0 +1,241 @@
+#include "daemon/daemon.h"
+
+#include <sys/epoll.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <string>
+#include <utility>
+
+namespace wcache {
+namespace {
+
+/// A launcher shows progress twice a second at least.
+constexpr std::chrono::milliseconds kReportEvery{400};
+
+double unix_now() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+void set_state(RankStatus& status, State state) {
+  status.state = state;
+  status.since = unix_now();
+}
+
+void set_failed(RankStatus& status, const Error& error) {
+  set_state(status, State::failed);
+  status.reason = to_string(error.reason);
+  status.message = error.message;
+  status.hint = error.hint;
+  status.rate = 0;
+}
+
+}  // namespace
+
+int Stop::exit_code() const {
+  return error ? wcache::exit_code(error->reason) : 0;
+}
+
+Daemon::Daemon(const DaemonOptions& options, const RunDir& run_dir, int signals,
+               std::optional<Connection> launcher, EventLoop& loop, spdlog::logger& log, Load load)
+    : options_(options),
+      run_dir_(run_dir),
+      signals_(signals),
+      loop_(loop),
+      log_(log),
+      load_(std::move(load)),
+      launcher_(loop, std::move(launcher), [this] { launcher_gone(); }) {
+  status_.role = to_string(options_.role);
+  status_.name = options_.name;
+  status_.source = options_.model;
+  status_.rank = options_.rank;
+  status_.pid = getpid();
+  status_.device_uuid = device_uuid();
+  status_.tier = Placement{}.tier;
+  set_state(status_, State::starting);
+}
+
+std::string Daemon::device_uuid() const {
+  return "HOST-" + std::to_string(options_.rank);
+}
+
+Stop Daemon::run() {
+  if (Status watched = loop_.watch(signals_, EPOLLIN, [this](std::uint32_t) { signalled(); }); !watched)
+    return Stop{StopReason::failed, watched.error()};
+  start_loading();
+  report_regularly();
+  const Status ran = loop_.run();
+  loop_.unwatch(signals_);
+  server_.reset();
+  if (!ran) stop_ = Stop{StopReason::failed, ran.error()};
+  return *stop_;
+}
+
+// ---- loading
+// --------------------------------------------------------------------------------------------------------
+
+void Daemon::start_loading() {
+  LoadRequest request;
+  request.model = options_.model;
+  request.role = options_.role;
+  request.rank = options_.rank;
+  request.name = options_.name;
+  request.placement.device_uuid = device_uuid();
+  LoadEvents events;
+  events.planned = [this](const EntryPlan& plan) { planned(plan); };
+  events.known = [this](const Fingerprint& fingerprint) { return known(fingerprint); };
+  events.progress = [this](const FillProgress& progress) {
+    loop_.post([this, progress] {
+      if (stop_) return;
+      if (status_.state == State::starting) set_state(status_, State::filling);
+      status_.filled = progress.filled;
+      status_.rate = progress.rate;
+      report();
+    });
+  };
+  loading_ = true;
+  loader_.run([this, request, events, stop = stop_loading_.get_token()](const std::stop_token&) {
+    auto entry = std::make_shared<Result<StoredEntry>>(load_(request, events, stop));
+    loop_.post([this, entry] { loaded(std::move(*entry)); });
+  });
+}
+
+void Daemon::planned(const EntryPlan& plan) {
+  RankStatus known;
+  known.name = plan.name;
+  known.layout = to_string(plan.layout);
+  known.source = plan.source;
+  known.nbytes = plan.nbytes();
+  known.tensors = plan.tensor_count();
+  known.tp_size = plan.tp_size;
+  loop_.post([this, known = std::move(known)] {
+    status_.name = known.name;
+    status_.layout = known.layout;
+    status_.source = known.source;
+    status_.nbytes = known.nbytes;
+    status_.tensors = known.tensors;
+    status_.tp_size = known.tp_size;
+    report();
+  });
+}
+
+Status Daemon::known(const Fingerprint& fingerprint) {
+  const std::string path = run_dir_.rank_socket(options_.role, fingerprint, device_uuid());
+  loop_.post([this, fingerprint, path] {
+    status_.fingerprint = to_hex(fingerprint);
+    status_.socket = path;
+    report();
+  });
+  Result<SocketLock> lock = SocketLock::take(path);
+  if (!lock) return fail(std::move(lock.error()));
+  const std::lock_guard guard(mutex_);
+  lock_ = std::move(*lock);
+  return {};
+}
+
+void Daemon::loaded(Result<StoredEntry> entry) {
+  loading_ = false;
+  if (stop_) return finish();
+  if (entry) {
+    entry_ = std::move(*entry);
+    if (Status served = serve(); served)
+      return;
+    else
+      return begin_stop(Stop{StopReason::failed, served.error()});
+  }
+  begin_stop(Stop{StopReason::failed, std::move(entry.error())});
+}
+
+Status Daemon::serve() {
+  std::optional<SocketLock> lock;
+  {
+    const std::lock_guard guard(mutex_);
+    lock = std::exchange(lock_, std::nullopt);
+  }
+  if (!lock) return fail(Reason::internal, "an entry was loaded without its lock");
+  Result<Listener> listener = Listener::bind(std::move(*lock));
+  if (!listener) return fail(std::move(listener.error()));
+  status_.pages = to_string(entry_->memory.pages);
+  status_.fill_path = to_string(entry_->fill_path);
+  status_.filled = status_.nbytes;
+  status_.rate = 0;
+  status_.survives = true;
+  set_state(status_, State::ready);
+  server_.emplace(loop_, std::move(*listener), *entry_,
+                  Server::Events{[this] { return status_; },
+                                 [this] {
+                                   begin_stop(Stop{StopReason::evicted, std::nullopt});
+                                 }},
+                  log_);
+  if (Status started = server_->start(); !started) return started;
+  if (!entry_->fill_note.empty()) log_.info("filled by {}: {}", status_.fill_path, entry_->fill_note);
+  if (!entry_->memory.note.empty()) log_.info("held in memfds: {}", entry_->memory.note);
+  log_.info("ready: {} {}, {} bytes of {}", status_.role, status_.fingerprint, status_.nbytes,
+            status_.source);
+  report();
+  return {};
+}
+
+// ---- reporting and ending
+// -------------------------------------------------------------------------------------------
+
+void Daemon::report() {
+  launcher_.send(status_);
+}
+
+void Daemon::report_regularly() {
+  if (stop_ || status_.state == State::ready) return;
+  report();
+  loop_.at(deadline_in(kReportEvery), [this] { report_regularly(); });
+}
+
+void Daemon::signalled() {
+  signalfd_siginfo info{};
+  if (read(signals_, &info, sizeof info) != sizeof info) return;
+  log_.info("signal {}: ending", info.ssi_signo);
+  begin_stop(Stop{StopReason::signal, std::nullopt});
+}
+
+void Daemon::launcher_gone() {
+  if (status_.state == State::ready) {
+    log_.info("the launcher is gone; serving on");
+    return;
+  }
+  log_.warn("the launcher is gone before the entry was ready: ending");
+  begin_stop(Stop{StopReason::launcher_gone, std::nullopt});
+}
+
+/// The first reason counts. What others may still see is taken back first, then the loading thread ends.
+void Daemon::begin_stop(Stop stop) {
+  if (stop_) return;
+  stop_ = std::move(stop);
+  stop_loading_.request_stop();
+  if (!server_ || stop_->reason == StopReason::evicted) return finish();
+  server_->withdraw([this] { finish(); });
+}
+
+void Daemon::finish() {
+  if (loading_) return;  // loaded() comes back here
+  {
+    const std::lock_guard guard(mutex_);
+    lock_.reset();
+  }
+  switch (stop_->reason) {
+    case StopReason::signal:
+    case StopReason::launcher_gone:
+      break;
+    case StopReason::evicted:
+      set_failed(status_, Error{Reason::evicted, "evicted on request"});
+      launcher_.send_last(status_);
+      break;
+    case StopReason::failed:
+      log_.error("{}", stop_->error->message);
+      set_failed(status_, *stop_->error);
+      launcher_.send_last(status_);
+      break;
+  }
+  loop_.stop();
+}
+
+}  // namespace wcache

@@ -1,0 +1,89 @@
+#include "daemon/options.h"
+
+#include <CLI/CLI.hpp>
+#include <utility>
+
+#include "core/format.h"
+#include "core/log.h"
+#include "core/version.h"
+
+namespace wcache {
+namespace {
+
+struct Words {
+  std::string role = "target";
+  std::string device = "host";
+  std::string log_level = "info";
+  std::string memory_limit;
+};
+
+Result<DaemonOptions> check(DaemonOptions options, const Words& words) {
+  const Result<Role> role = role_from_string(words.role);
+  if (!role) return fail(Reason::invalid, "no such role: " + words.role, "target or draft0", "--role");
+  options.role = *role;
+  if (words.device != "host")
+    return fail(Reason::invalid, "no such device: " + words.device, "this build serves from host memory",
+                "--device");
+  const Result<spdlog::level::level_enum> level = parse_log_level(words.log_level);
+  if (!level) return fail(Reason::invalid, level.error().message, level.error().hint, "--log-level");
+  options.log_level = *level;
+  if (!words.memory_limit.empty()) {
+    const Result<std::uint64_t> limit = parse_size(words.memory_limit, "--memory-limit");
+    if (!limit) return fail(limit.error());
+    options.memory_limit = *limit;
+  }
+  if (options.model.empty()) return fail(Reason::invalid, "--model is empty", {}, "--model");
+  return options;
+}
+
+}  // namespace
+
+Result<std::variant<DaemonOptions, HelpText>> parse_daemon_options(int argc, const char* const* argv) {
+  CLI::App app(
+      "Holds one rank of one model in memory and serves it on a socket of the run directory. Started by "
+      "'wcache preload'.",
+      "wcached");
+  DaemonOptions options;
+  Words words;
+  app.set_help_flag("--help", "Print this help.");
+  app.set_version_flag("--version", std::string(version()), "Print the version.");
+  app.add_option("--model", options.model,
+                 "The checkpoint: a directory in Hugging Face layout or a weight file.")
+      ->type_name("MODEL")
+      ->required();
+  app.add_option("--role", words.role, "What the model is served as: target or draft0. Default: target.")
+      ->type_name("ROLE");
+  app.add_option("--rank", options.rank, "The rank it serves; its device is HOST-<rank>. Default: 0.")
+      ->type_name("N");
+  app.add_option("--name", options.name, "Name of the entry in by-name. Default: the base name of MODEL.")
+      ->type_name("NAME");
+  app.add_option("--run-dir", options.run_dir,
+                 "Where sockets are. Default: WCACHE_RUN_DIR, else /run/wcache for root, else "
+                 "$XDG_RUNTIME_DIR/wcache.")
+      ->type_name("DIR");
+  app.add_option("--device", words.device, "Where the weights are held: host. Default: host.")
+      ->type_name("DEVICE");
+  app.add_option("--memory-limit", words.memory_limit,
+                 "The most memory the entry may take, in bytes or with K, M, G or T. Default: no limit.")
+      ->type_name("SIZE");
+  app.add_option("--launcher-fd", options.launcher_fd,
+                 "The inherited SOCK_SEQPACKET socket that leads to the launcher. Default: none.")
+      ->type_name("N");
+  app.add_option("--log-level", words.log_level,
+                 "How much is logged: trace, debug, info, warning, error or off. Default: info.")
+      ->type_name("LEVEL");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    return HelpText{app.help()};
+  } catch (const CLI::CallForVersion&) {
+    return HelpText{"wcached " + std::string(version()) + "\n"};
+  } catch (const CLI::ParseError& error) {
+    return fail(Reason::invalid, error.what(), "see wcached --help");
+  }
+  Result<DaemonOptions> checked = check(std::move(options), words);
+  if (!checked) return fail(std::move(checked.error()));
+  return std::move(*checked);
+}
+
+}  // namespace wcache

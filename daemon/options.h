@@ -1,0 +1,34 @@
+#pragma once
+
+#include <spdlog/common.h>
+
+#include <cstdint>
+#include <string>
+#include <variant>
+
+#include "core/entry_plan.h"
+#include "core/result.h"
+
+namespace wcache {
+
+/// What `wcached` was told on its command line.
+struct DaemonOptions {
+  std::string model;
+  Role role = Role::target;
+  std::uint32_t rank = 0;
+  std::string name;                ///< empty: the checkpoint's own
+  std::string run_dir;             ///< empty: the default
+  std::uint64_t memory_limit = 0;  ///< bytes; 0: none
+  int launcher_fd = -1;            ///< -1: nobody launched it
+  spdlog::level::level_enum log_level = spdlog::level::info;
+};
+
+/// A text that was asked for (--help, --version): to be printed, exit code 0.
+struct HelpText {
+  std::string text;
+};
+
+/// invalid, with the option as key, for what the command line may not say.
+Result<std::variant<DaemonOptions, HelpText>> parse_daemon_options(int argc, const char* const* argv);
+
+}  // namespace wcache

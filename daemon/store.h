@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <stop_token>
+#include <string>
+#include <vector>
+
+#include "core/digest_cache.h"
+#include "core/entry_plan.h"
+#include "core/manifest.h"
+#include "core/result.h"
+#include "daemon/fill/fill.h"
+#include "daemon/memory/arena.h"
+
+namespace wcache {
+
+/// One rank's part of an entry, in memory that nobody can change any more.
+struct StoredEntry {
+  EntryPlan plan;
+  std::vector<ImageDigests> digests;  ///< in the plan's order
+  Fingerprint fingerprint;
+  SealedArena memory;
+  std::uint64_t manifest_nbytes = 0;
+  Digest manifest_digest;
+  FillPath fill_path = FillPath::io_uring_direct;
+  std::string fill_note;  ///< why it was not io_uring-direct; empty when it was
+};
+
+/// What is told on the way, on the thread that loads.
+struct LoadEvents {
+  std::function<void(const EntryPlan&)> planned;
+  /// The fingerprint is known: before anything is read when all digests are remembered, else after the fill.
+  /// An error ends the load (somebody else serves it already).
+  std::function<Status(const Fingerprint&)> known;
+  std::function<void(const FillProgress&)> progress;
+};
+
+/// What loading needs from the machine.
+struct LoadMachine {
+  const MemoryKernel& kernel;
+  Disk& disk;
+  std::string disk_note;  ///< MachineDisk::note
+  DigestCache& cache;
+  /// Refuses a plan that does not fit, naming the limit; before the first byte is allocated.
+  std::function<Status(const EntryPlan&)> budget;
+};
+
+struct LoadRequest {
+  std::string model;
+  Role role = Role::target;
+  std::uint32_t rank = 0;
+  std::string name;  ///< for by-name; empty: the checkpoint's own
+  Placement placement;
+};
+
+/// One entry's life up to the point where it may be published: plan, memory, fill, digests, fingerprint,
+/// manifest, seal. On any error nothing remains. Blocks; errors name file, offset and cause. Stopped:
+/// timeout.
+Result<StoredEntry> load_entry(const LoadRequest& request, const LoadMachine& machine,
+                               const LoadEvents& events, std::stop_token stop);
+
+}  // namespace wcache

@@ -1,0 +1,55 @@
+#include "daemon/options.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+namespace wcache {
+namespace {
+
+Result<std::variant<DaemonOptions, HelpText>> parse(std::vector<const char*> words) {
+  words.insert(words.begin(), "wcached");
+  return parse_daemon_options(static_cast<int>(words.size()), words.data());
+}
+
+TEST(DaemonOptions, TakesWhatALauncherGives) {
+  const auto parsed =
+      parse({"--model", "/m", "--role", "draft0", "--rank", "3", "--name", "N", "--run-dir", "/r", "--device",
+             "host", "--launcher-fd", "7", "--memory-limit", "2G", "--log-level", "debug"});
+  ASSERT_TRUE(parsed) << parsed.error().message;
+  const auto& options = std::get<DaemonOptions>(*parsed);
+  EXPECT_EQ(options.model, "/m");
+  EXPECT_EQ(options.role, Role::draft0);
+  EXPECT_EQ(options.rank, 3u);
+  EXPECT_EQ(options.name, "N");
+  EXPECT_EQ(options.run_dir, "/r");
+  EXPECT_EQ(options.launcher_fd, 7);
+  EXPECT_EQ(options.memory_limit, std::uint64_t{2} << 30);
+  EXPECT_EQ(options.log_level, spdlog::level::debug);
+}
+
+TEST(DaemonOptions, RefusesTheRest) {
+  for (const std::vector<const char*>& words :
+       std::vector<std::vector<const char*>>{{},
+                                             {"--model", ""},
+                                             {"--model", "/m", "--role", "draft1"},
+                                             {"--model", "/m", "--rank", "-1"},
+                                             {"--model", "/m", "--device", "cuda"},
+                                             {"--model", "/m", "--memory-limit", "much"},
+                                             {"--model", "/m", "--log-level", "loud"},
+                                             {"--model", "/m", "surplus"},
+                                             {"--model", "/m", "--unknown"}}) {
+    const auto parsed = parse(words);
+    ASSERT_FALSE(parsed);
+    EXPECT_EQ(parsed.error().reason, Reason::invalid);
+    EXPECT_FALSE(parsed.error().message.empty());
+  }
+}
+
+TEST(DaemonOptions, HelpAndVersionAreTexts) {
+  EXPECT_NE(std::get<HelpText>(*parse({"--help"})).text.find("--memory-limit"), std::string::npos);
+  EXPECT_EQ(std::get<HelpText>(*parse({"--version"})).text.rfind("wcached ", 0), 0u);
+}
+
+}  // namespace
+}  // namespace wcache
