@@ -74,6 +74,9 @@ class JsonText {
 
  private:
   static std::string quoted(std::string_view value) {
+    // Nearly all strings, and several a tensor.
+    const auto plain = [](char c) { return c >= 0x20 && c < 0x7f && c != '"' && c != '\\'; };
+    if (std::all_of(value.begin(), value.end(), plain)) return '"' + std::string(value) + '"';
     return nlohmann::json(value).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   }
   void flush() {
