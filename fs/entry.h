@@ -93,14 +93,15 @@ class Entry {
 
   /// Inode numbers, given once by the tree that publishes the entry.
   std::uint64_t base() const { return base_; }
-  std::uint64_t inode_count() const { return kFixed + directories_.size() + files_.size() + tensor_count(); }
+  std::uint64_t inode_count() const { return first_tensor() + tensor_count(); }
   std::uint64_t directory_inode(std::uint32_t index) const {
-    return base_ + (index == 0 ? kRoot : kFixed + index);
+    return base_ + (index == 0 ? kRoot : kFixed + index - 1);
   }
-  std::uint64_t file_inode(std::uint32_t index) const { return base_ + kFixed + directories_.size() + index; }
-  std::uint64_t tensor_inode(std::uint64_t number) const {
-    return base_ + kFixed + directories_.size() + files_.size() + number;
-  }
+  std::uint64_t file_inode(std::uint32_t index) const { return base_ + first_file() + index; }
+  std::uint64_t tensor_inode(std::uint64_t number) const { return base_ + first_tensor() + number; }
+  /// Offsets in the range: directories below the entry's own begin at kFixed.
+  std::uint64_t first_file() const { return kFixed + directories_.size() - 1; }
+  std::uint64_t first_tensor() const { return first_file() + files_.size(); }
   std::uint64_t sequence() const { return sequence_; }
 
   std::shared_ptr<const std::string> fingerprint_json() const { return fingerprint_json_; }

@@ -78,7 +78,7 @@ FileSystem::FileSystem(Settings settings, Tree& tree, OpenFiles& open_files, Pas
 void FileSystem::init(fuse_conn_info& conn) {
   const Negotiated negotiated = negotiate_capabilities(conn);
   direct_mmap_ = negotiated.direct_mmap;
-  passthrough_.negotiate(conn);
+  passthrough_.offer(Passthrough::negotiate(conn));
   log_.info("FUSE {}", negotiated.summary);
   initialised_.store(true, std::memory_order_release);
 }

@@ -45,17 +45,21 @@ void DeviceBackingRegistry::remove(int id) {
   ioctl(fuse_fd_, kBackingClose, &number);
 }
 
-void Passthrough::negotiate([[maybe_unused]] fuse_conn_info& conn) {
+void Passthrough::offer(bool agreed) {
   const std::lock_guard lock(mutex_);
-#if WCACHE_HAVE_PASSTHROUGH
-  if (fuse_set_feature_flag(&conn, FUSE_CAP_PASSTHROUGH)) {
-    conn.max_backing_stack_depth = FUSE_BACKING_STACKED_UNDER;  // tmpfs and memfd are stacked on nothing
+  if (agreed)
     reason_.clear();
-  } else {
-    reason_ = "the kernel has no FUSE passthrough (Linux 6.9 or newer has)";
-  }
+  else
+    reason_ = WCACHE_HAVE_PASSTHROUGH ? "the kernel has no FUSE passthrough (Linux 6.9 or newer has)"
+                                      : "built against a libfuse older than 3.17";
+}
+
+bool Passthrough::negotiate([[maybe_unused]] fuse_conn_info& conn) {
+#if WCACHE_HAVE_PASSTHROUGH
+  conn.max_backing_stack_depth = FUSE_BACKING_STACKED_UNDER;  // tmpfs and memfd are stacked on nothing
+  return fuse_set_feature_flag(&conn, FUSE_CAP_PASSTHROUGH);
 #else
-  reason_ = "built against a libfuse older than 3.17";
+  return false;
 #endif
 }
 

@@ -38,8 +38,11 @@ class DeviceBackingRegistry : public BackingRegistry {
 /// after its last release. Safe for concurrent use.
 class Passthrough {
  public:
-  /// Of init: asks for the capability where kernel and library have it. Call `try_out` afterwards.
-  void negotiate(fuse_conn_info& conn);
+  /// Of init: asks the kernel for the capability. `conn` must be the one that init was given.
+  static bool negotiate(fuse_conn_info& conn);
+
+  /// Whether the kernel agreed to it. Call `try_out` afterwards.
+  void offer(bool agreed);
 
   /// Registers `backing_fd` once and lets go of it: the capability is offered to the unprivileged as well and
   /// then refused. Until then, and when it fails, nothing is served by passthrough. `registry` is borrowed

@@ -76,11 +76,11 @@ Node node_in_entry(const std::shared_ptr<Entry>& entry, std::uint64_t offset) {
   }
   for (const FixedChild& child : kMetaChildren)
     if (child.inode == offset) return slot_node(child.kind, entry, offset);
-  offset -= Entry::kFixed;
-  if (offset < entry->directories().size()) return directory_node(entry, static_cast<std::uint32_t>(offset));
-  offset -= entry->directories().size();
-  if (offset < entry->files().size()) return file_node(entry, static_cast<std::uint32_t>(offset));
-  return tensor_node(entry, offset - entry->files().size());
+  if (offset < entry->first_file())
+    return directory_node(entry, static_cast<std::uint32_t>(offset - Entry::kFixed + 1));
+  if (offset < entry->first_tensor())
+    return file_node(entry, static_cast<std::uint32_t>(offset - entry->first_file()));
+  return tensor_node(entry, offset - entry->first_tensor());
 }
 
 std::optional<Node> lookup_child(const Node& directory, std::string_view name) {
