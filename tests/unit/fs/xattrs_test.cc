@@ -1,0 +1,129 @@
+#include "fs/xattrs.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/version.h"
+#include "fs/tree.h"
+#include "tests/unit/fs/part_of.h"
+
+namespace wcache {
+namespace {
+
+using namespace test;
+using testing::ElementsAre;
+using testing::IsEmpty;
+
+class XattrTable : public testing::Test {
+ protected:
+  void show(std::vector<TestFile> files, const TestEntryOptions& options = {}) {
+    entry_ = entry_of(std::move(files), options);
+    tree_.publish(entry_);
+  }
+  Node directory() const { return *tree_.snapshot()->node(entry_->directory_inode(0)); }
+  Node below(const Node& node, const std::string& name) const {
+    return *tree_.snapshot()->lookup(node, name);
+  }
+  Node tensor(const std::string& name) const {
+    return below(below(below(directory(), ".wcache"), "tensors"), name);
+  }
+  static std::string value(const Node& node, const std::string& name) {
+    return xattr_value(node, "user.wcache." + name, {[](const Entry&) { return std::size_t{3}; }})
+        .value_or("(none)");
+  }
+  static std::vector<std::string> short_names(const Node& node) {
+    std::vector<std::string> names;
+    for (const std::string& name : xattr_names(node)) names.push_back(name.substr(sizeof "user.wcache." - 1));
+    return names;
+  }
+
+  Tree tree_{[] { return std::int64_t{0}; }};
+  std::shared_ptr<Entry> entry_;
+};
+
+TEST_F(XattrTable, Root) {
+  const Node root = *tree_.snapshot()->node(kRootInode);
+  EXPECT_THAT(short_names(root), ElementsAre("version", "protocol"));
+  EXPECT_EQ(value(root, "version"), version());
+  EXPECT_EQ(value(root, "protocol"), "1");
+}
+
+TEST_F(XattrTable, EntryDirectory) {
+  show(small_model());
+  const Node node = directory();
+  EXPECT_THAT(short_names(node),
+              ElementsAre("role", "name", "fingerprint", "state", "layout", "source", "architecture", "dtype",
+                          "tp_size", "nbytes", "tensors", "holders", "digest"));
+  EXPECT_EQ(value(node, "role"), "target");
+  EXPECT_EQ(value(node, "name"), "tiny");
+  EXPECT_EQ(value(node, "fingerprint"), entry_->directory_name());
+  EXPECT_EQ(value(node, "state"), "ready");
+  EXPECT_EQ(value(node, "layout"), "checkpoint");
+  EXPECT_EQ(value(node, "source"), "/models/tiny");
+  EXPECT_EQ(value(node, "architecture"), "TinyForCausalLM");
+  EXPECT_EQ(value(node, "dtype"), "bfloat16");
+  EXPECT_EQ(value(node, "quantization"), "(none)");
+  EXPECT_EQ(value(node, "tp_size"), "1");
+  EXPECT_EQ(value(node, "tensors"), "4");
+  EXPECT_EQ(value(node, "holders"), "3");
+  EXPECT_EQ(value(node, "digest"), entry_->directory_name());
+  entry_->set_state(State::orphaned);
+  EXPECT_EQ(value(node, "state"), "orphaned");
+}
+
+TEST_F(XattrTable, WeightFile) {
+  show(small_model());
+  const Node node = below(directory(), "model-00001-of-00002.safetensors");
+  EXPECT_THAT(short_names(node), ElementsAre("role", "fingerprint", "rank", "state", "tier", "device_uuid",
+                                             "nbytes", "tensors", "digest", "ipc_kind", "ipc_size"));
+  EXPECT_EQ(value(node, "rank"), "0");
+  EXPECT_EQ(value(node, "tier"), "host");
+  EXPECT_EQ(value(node, "device_uuid"), "HOST-0");
+  EXPECT_EQ(value(node, "nbytes"), "15064");
+  EXPECT_EQ(value(node, "tensors"), "3");
+  EXPECT_EQ(value(node, "ipc_kind"), "file");
+  EXPECT_EQ(value(node, "ipc_size"), "15064");
+  EXPECT_EQ(value(node, "digest").size(), 32u);
+}
+
+TEST_F(XattrTable, Tensor) {
+  TestFile weights = test_weights("sub/m.safetensors", {"w", "scalar"}, 6);
+  weights.tensors[0].shape = {3, 2};
+  weights.tensors[1].shape = {};
+  show({weights});
+  const Node node = tensor("w");
+  EXPECT_THAT(short_names(node), ElementsAre("dtype", "shape", "nbytes", "digest", "rank", "file", "offset",
+                                             "device_uuid", "ipc_kind"));
+  EXPECT_EQ(value(node, "dtype"), "U8");
+  EXPECT_EQ(value(node, "shape"), "[3, 2]");
+  EXPECT_EQ(value(tensor("scalar"), "shape"), "[]");
+  EXPECT_EQ(value(node, "nbytes"), "6");
+  EXPECT_EQ(value(node, "file"), "sub/m.safetensors");
+  EXPECT_EQ(value(node, "offset"), "64");
+  const std::string_view bytes = std::string_view(weights.bytes).substr(64, 6);
+  EXPECT_EQ(value(node, "digest"), to_hex(segment_digest(std::as_bytes(std::span(bytes)))));
+}
+
+TEST_F(XattrTable, EverythingElseHasNone) {
+  show(small_model());
+  for (const Node& node :
+       {below(directory(), "config.json"), below(directory(), "sub"), below(directory(), ".wcache"),
+        *tree_.snapshot()->node(kRoleInode), *tree_.snapshot()->node(kReadmeInode)}) {
+    EXPECT_THAT(xattr_names(node), IsEmpty());
+    EXPECT_EQ(value(node, "digest"), "(none)");
+  }
+  for (const char* name : {"user.wcache.", "user.wcache.other", "user.role", "security.selinux", "role", ""})
+    EXPECT_EQ(xattr_value(directory(), name, {}), std::nullopt) << name;
+  EXPECT_FALSE(is_own_xattr("security.capability"));
+  EXPECT_FALSE(is_own_xattr("user.other"));
+}
+
+TEST_F(XattrTable, ValuesAreOneLine) {
+  TestEntryOptions options;
+  options.name = "two\nlines\x7f";
+  show(small_model(), options);
+  EXPECT_EQ(value(directory(), "name"), "two?lines?");
+}
+
+}  // namespace
+}  // namespace wcache
