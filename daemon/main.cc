@@ -152,8 +152,10 @@ Result<Stop> serve(const DaemonOptions& options, const Fd& signals) {
                   });
     stop = daemon.run();
   }
-  // What is worth keeping is the log of a failure; its lines went to standard error as well.
-  if (stop.reason != StopReason::failed) unlink(around->log_file.c_str());
+  // What is worth keeping is the log of a failure; its lines went to standard error as well. Another one serving the
+  // entry is none.
+  const bool failed = stop.reason == StopReason::failed && stop.error->reason != Reason::busy;
+  if (!failed) unlink(around->log_file.c_str());
   return stop;
 }
 

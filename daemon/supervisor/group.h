@@ -1,0 +1,94 @@
+#pragma once
+
+#include <poll.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/result.h"
+#include "daemon/supervisor/plan.h"
+#include "daemon/supervisor/process.h"
+#include "ipc/connection.h"
+#include "ipc/protocol.h"
+
+namespace wcache {
+
+/// Where a group stands, for its launcher.
+enum class GroupPhase {
+  pending,    ///< its daemons start or fill
+  ready,      ///< every rank serves
+  elsewhere,  ///< another launcher's daemons have its fingerprint
+  evicted,    ///< dropped on request
+  failed,     ///< `error` says why; nothing of it runs any more, or is about to end
+  lost,       ///< was ready and a daemon died; what the mount holds of it may still be served
+};
+
+/// The daemons of one group, from their start to their end. One thread. The destructor kills what still runs.
+class Group {
+ public:
+  explicit Group(GroupPlan plan);
+  Group(Group&&) noexcept = default;
+  Group& operator=(Group&&) = delete;
+  ~Group();
+
+  /// Starts one daemon a rank. Not to be called while one of them runs.
+  Status start(const LaunchPlan& launch);
+
+  /// Instead of `start`: phase elsewhere, until somebody looked whether the fingerprint known ahead is
+  /// served.
+  void presume_elsewhere() { phase_ = GroupPhase::elsewhere; }
+
+  /// Adds what poll(2) should watch for this group.
+  void watch(std::vector<pollfd>& items) const;
+
+  /// Takes in what the daemons have said and whether they have ended. Never blocks.
+  void turn();
+
+  /// Gives up on it: its daemons are told to end, the phase is failed with this error.
+  void abandon(Error error);
+
+  /// What the mount no longer shows of a lost group is gone for good: lost becomes failed.
+  void forget();
+
+  /// SIGTERM, or what is given, to every daemon that runs.
+  void signal(int number) const;
+  bool running() const;  ///< whether a daemon has not ended
+
+  GroupPhase phase() const { return phase_; }
+  const GroupPlan& plan() const { return plan_; }
+  /// Of phase failed and lost.
+  const Error& error() const { return error_; }
+  std::string fingerprint() const;  ///< empty while it is not known
+  std::vector<RankStatus> records() const;
+  /// Sockets of daemons that ended without removing them.
+  std::vector<std::string> sockets() const;
+
+ private:
+  struct Rank {
+    RankStatus record;
+    std::optional<Process> process;
+    std::optional<Connection> connection;
+    bool ended = false;
+  };
+
+  RankStatus first_record(const RankPlan& rank) const;
+  static std::vector<std::string> arguments_of(const GroupPlan& plan, const RankPlan& rank,
+                                               const LaunchPlan& launch, int launcher_fd);
+  Status start_rank(const LaunchPlan& launch, const RankPlan& plan, Rank& rank) const;
+  void listen(Rank& rank);
+  void take(Rank& rank, RankStatus status) const;
+  void end(Rank& rank, const ExitStatus& status);
+  void settle();
+
+  GroupPlan plan_;
+  std::vector<Rank> ranks_;
+  GroupPhase phase_ = GroupPhase::pending;
+  Error error_;
+};
+
+/// Unix time in seconds, as statuses carry it.
+double unix_time();
+
+}  // namespace wcache

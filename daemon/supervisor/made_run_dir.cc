@@ -1,0 +1,44 @@
+#include "daemon/supervisor/made_run_dir.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <iterator>
+#include <string>
+#include <system_error>
+
+#include "core/fd.h"
+
+namespace wcache {
+namespace {
+
+std::string mark_of(const RunDir& run_dir) {
+  return run_dir.file("made-by-launcher");
+}
+
+}  // namespace
+
+Result<RunDir> make_run_dir(std::string_view path) {
+  struct stat st {};
+  const bool absent = lstat(std::string(path).c_str(), &st) != 0;
+  Result<RunDir> run_dir = RunDir::create(path);
+  if (!run_dir || !absent) return run_dir;
+  const Result<Fd> mark = open_file(mark_of(*run_dir).c_str(), O_WRONLY | O_CREAT, 0600);
+  if (!mark) return fail(mark.error());
+  return run_dir;
+}
+
+bool run_dir_was_made(const RunDir& run_dir) {
+  return access(mark_of(run_dir).c_str(), F_OK) == 0;
+}
+
+void remove_made_run_dir(const RunDir& run_dir) {
+  std::error_code error;
+  const std::filesystem::directory_iterator files(run_dir.path(), error);
+  if (error || std::distance(begin(files), end(files)) != 1) return;
+  if (unlink(mark_of(run_dir).c_str()) == 0) rmdir(run_dir.path().c_str());
+}
+
+}  // namespace wcache
