@@ -1,0 +1,72 @@
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "client/commands.h"
+#include "client/entry_ref.h"
+#include "client/node_status.h"
+#include "core/format.h"
+#include "ipc/client.h"
+
+namespace wcache {
+namespace {
+
+constexpr std::chrono::seconds kConnect{5};
+constexpr std::chrono::seconds kEvict{30};  // the mount takes the directory away first
+
+struct EntryOptions {
+  std::string entry;
+  std::string role;
+};
+
+Status evict_rank(const RankStatus& rank) {
+  Result<Client> client =
+      Client::connect(rank.socket, Purpose::command, "wcache evict", deadline_in(kConnect));
+  if (!client) return fail(client.error());
+  const Result<EvictReply> reply = client->request<EvictReply>(EvictRequest{}, deadline_in(kEvict));
+  if (!reply) return fail(reply.error());
+  return {};
+}
+
+Result<int> run_evict(const CommandContext& context, const EntryOptions& options) {
+  const Result<std::string> run_dir = context.run_dir();
+  if (!run_dir) return fail(run_dir.error());
+  const Result<NodeStatus> node = collect_status(*run_dir);
+  if (!node) return fail(node.error());
+  const Result<GroupStatus> group = resolve_entry(*node, options.entry, options.role);
+  if (!group) return fail(group.error());
+  if (group->state == State::orphaned)
+    return fail(Reason::unsupported, title_of(*group) + " has lost its daemon: only the mount still holds it",
+                "it goes with the mount, or when a new preload of it is evicted");
+  if (group->state != State::ready)
+    return fail(Reason::not_ready, title_of(*group) + " is " + std::string(to_string(group->state)),
+                "stop the launcher that fills it instead");
+  for (const RankStatus& rank : group->ranks) {
+    if (Status evicted = evict_rank(rank); !evicted) return fail(evicted.error());
+  }
+  print(context.out, "evicted " + title_of(*group) + "\n");
+  return 0;
+}
+
+}  // namespace
+
+Command add_evict(CLI::App& app, CommandContext& context) {
+  CLI::App* command =
+      add_command(app, context, "evict",
+                  "Drops an entry: its directory goes and its memory is freed. Refused with exit code 6 "
+                  "while somebody holds it: an attached client, an open file or a mapping.");
+  const auto options = std::make_shared<EntryOptions>();
+  command
+      ->add_option("entry", options->entry,
+                   "A fingerprint, a unique prefix of at least 8 digits, a name, or a path "
+                   "in the mounted tree.")
+      ->type_name("ENTRY")
+      ->required();
+  command
+      ->add_option("--role", options->role,
+                   "Which role is meant, target or draft0, where both have an entry of that name.")
+      ->type_name("ROLE")
+      ->check(CLI::IsMember({"target", "draft0"}).description(""));
+  return {command, [&context, options] { return run_evict(context, *options); }};
+}
+
+}  // namespace wcache

@@ -1,0 +1,209 @@
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdlib>
+#include <memory>
+
+#include "client/commands.h"
+#include "client/mount_default.h"
+#include "core/checkpoint/checkpoint.h"
+#include "core/entry_plan.h"
+#include "core/fingerprint.h"
+#include "core/format.h"
+#include "daemon/supervisor/console.h"
+#include "daemon/supervisor/launcher.h"
+#include "daemon/supervisor/made_run_dir.h"
+#include "daemon/supervisor/mount_record.h"
+#include "daemon/supervisor/process.h"
+
+namespace wcache {
+namespace {
+
+constexpr std::size_t kLongestName = 255;
+constexpr const char* kHostDevice = "HOST-0";
+
+struct PreloadOptions {
+  std::string model;
+  std::string name;
+  bool named = false;
+  std::string mount;
+  bool no_mount = false;
+  bool allow_other = false;
+  std::string device = "host";
+  std::string memory_limit;
+  std::string timeout;
+};
+
+Status check_name(const std::string& name) {
+  const bool plain = printable(name) == name && name.find('/') == std::string::npos;
+  if (plain && !name.empty() && name != "." && name != ".." && name.size() <= kLongestName) return {};
+  return fail(Reason::invalid, "'" + printable(name) + "' cannot be the name of a model",
+              "it becomes a file's name: 1 to 255 bytes of UTF-8 without slash and control characters",
+              "--name");
+}
+
+Status check_device(const std::string& device) {
+  if (device == "host") return {};
+  if (device == "cuda" || device.starts_with("cuda:"))
+    return fail(Reason::unsupported, "this build serves from host memory only", "use --device host",
+                "--device");
+  return fail(Reason::invalid, "unknown device '" + printable(device) + "'", "use --device host", "--device");
+}
+
+Result<std::optional<MountPlan>> plan_mount(const PreloadOptions& options, const std::string& run_dir) {
+  if (options.no_mount) return std::nullopt;
+  const bool chosen = !options.mount.empty();
+  const Result<std::string> path =
+      resolve_mount_path(chosen ? options.mount : default_mount_path(geteuid(), run_dir));
+  if (!path) {
+    Error error = path.error();
+    error.reason = Reason::invalid;
+    error.key = "--mount";
+    return fail(std::move(error));
+  }
+  // The default path does not matter where the run directory has a mount already.
+  const bool mounted = access((run_dir + "/wcachefs.sock").c_str(), F_OK) == 0;
+  if (Status checked = check_mount_path(*path); !checked && (chosen || !mounted))
+    return fail(checked.error());
+  return MountPlan{*path, chosen, options.allow_other};
+}
+
+/// What the digest cache knows without a byte being read; empty when it does not.
+std::string remembered_fingerprint(const EntryPlan& plan) {
+  const Result<std::filesystem::path> directory = digest_cache_dir(std::getenv, geteuid());
+  if (!directory) return {};
+  DigestCache cache = DigestCache::open(*directory);
+  const std::optional<Key> key = remembered_key(plan, cache);
+  return key ? to_hex(key->fingerprint()) : "";
+}
+
+Result<GroupPlan> plan_target(const PreloadOptions& options) {
+  Result<Checkpoint> checkpoint = open_checkpoint(options.model);
+  if (!checkpoint) return fail(checkpoint.error());
+  const EntryPlan entry = plan_checkpoint(std::move(*checkpoint), Role::target);
+  GroupPlan group;
+  group.role = entry.role;
+  group.model = entry.source;
+  group.name = options.named ? options.name : entry.name;
+  group.nbytes = entry.nbytes();
+  group.fingerprint = remembered_fingerprint(entry);
+  group.ranks = {{0, kHostDevice}};
+  if (options.memory_limit.empty()) return group;
+  const Result<std::uint64_t> limit = parse_size(options.memory_limit, "--memory-limit");
+  if (!limit) return fail(limit.error());
+  group.memory_limit = *limit;
+  return group;
+}
+
+Status find_programs(LaunchPlan& plan) {
+  const Result<std::string> own = program_directory();
+  if (!own) return fail(own.error());
+  const char* path = std::getenv("PATH");
+  const std::string directories = path == nullptr ? "" : path;
+  Result<std::string> wcached = find_program("wcached", *own, directories);
+  if (!wcached) return fail(wcached.error());
+  plan.wcached = std::move(*wcached);
+  if (!plan.mount) return {};
+  Result<std::string> wcachefs = find_program("wcachefs", *own, directories);
+  if (!wcachefs) return fail(wcachefs.error());
+  plan.wcachefs = std::move(*wcachefs);
+  return {};
+}
+
+/// Everything that can be refused before anything is made or started. The run directory comes last.
+Result<LaunchPlan> plan_launch(const CommandContext& context, const PreloadOptions& options) {
+  const Result<std::string> run_dir = context.run_dir();
+  if (!run_dir) return fail(run_dir.error());
+  if (options.named) {
+    if (Status named = check_name(options.name); !named) return fail(named.error());
+  }
+  if (Status device = check_device(options.device); !device) return fail(device.error());
+  std::optional<std::chrono::seconds> timeout;
+  if (!options.timeout.empty()) {
+    const Result<std::chrono::seconds> seconds = parse_seconds(options.timeout, "--timeout");
+    if (!seconds) return fail(seconds.error());
+    timeout = *seconds;
+  }
+  Result<std::optional<MountPlan>> mount = plan_mount(options, *run_dir);
+  if (!mount) return fail(mount.error());
+  Result<GroupPlan> target = plan_target(options);
+  if (!target) return fail(target.error());
+  Result<RunDir> directory = make_run_dir(*run_dir);
+  if (!directory) return fail(directory.error());
+  LaunchPlan plan{.run_dir = std::move(*directory),
+                  .groups = {std::move(*target)},
+                  .mount = std::move(*mount),
+                  .timeout = timeout,
+                  .device = options.device,
+                  .log_level = context.common.log_level,
+                  .wcached = {},
+                  .wcachefs = {}};
+  return plan;
+}
+
+Result<int> run_preload(const CommandContext& context, const PreloadOptions& options,
+                        const StopSignals& signals) {
+  Result<LaunchPlan> plan = plan_launch(context, options);
+  if (!plan) return fail(plan.error());
+  Status ready = plan->run_dir.check_socket_length(kHostDevice);
+  if (ready) ready = find_programs(*plan);
+  if (!ready) {
+    if (run_dir_was_made(plan->run_dir)) remove_made_run_dir(plan->run_dir);
+    return fail(ready.error());
+  }
+  Console console(context.out, context.err, Console::columns_of(context.err));
+  return Launcher(std::move(*plan), console, signals).run();
+}
+
+}  // namespace
+
+Command add_preload(CLI::App& app, CommandContext& context, const StopSignals& signals) {
+  CLI::App* command = add_command(app, context, "preload",
+                                  "Loads MODEL into memory and serves it: starts its daemons, mounts the "
+                                  "tree, and prints one line 'READY ROLE "
+                                  "FINGERPRINT PATH' when its directory can be used. Stays in the "
+                                  "foreground; Ctrl-C or SIGTERM stops what it started.");
+  const auto options = std::make_shared<PreloadOptions>();
+  command
+      ->add_option("model", options->model,
+                   "A local directory in Hugging Face layout, a hub cache snapshot, or a "
+                   "single weight file.")
+      ->type_name("MODEL")
+      ->required();
+  CLI::Option* name = command
+                          ->add_option("--name", options->name,
+                                       "Name of the entry in by-name. Default: the base name of MODEL.")
+                          ->type_name("NAME");
+  CLI::Option* mount =
+      command
+          ->add_option("--mount", options->mount,
+                       "Where the tree is mounted; created when missing, and removed again at the end. "
+                       "Default: the mount "
+                       "that the run directory has, else /mnt/wcache for root, else <run dir>/mnt.")
+          ->type_name("DIR");
+  CLI::Option* no_mount =
+      command
+          ->add_flag("--no-mount", options->no_mount, "Do not mount; the path in the READY line is then '-'.")
+          ->excludes(mount);
+  command->add_flag("--allow-other", options->allow_other, "Let other users read the mounted tree.")
+      ->excludes(no_mount);
+  command->add_option("--device", options->device, "Where the weights are held: host. Default: host.")
+      ->type_name("DEVICE");
+  command
+      ->add_option("--memory-limit", options->memory_limit,
+                   "Refuse to load more than this much; takes K, M, G and T. Default: what the machine and "
+                   "the control "
+                   "groups leave.")
+      ->type_name("SIZE");
+  command
+      ->add_option("--timeout", options->timeout,
+                   "Give up on a group that is not ready after so many seconds. Default: "
+                   "no limit.")
+      ->type_name("S");
+  return {command, [&context, &signals, options, name] {
+            options->named = name->count() > 0;
+            return run_preload(context, *options, signals);
+          }};
+}
+
+}  // namespace wcache

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "client/node_status.h"
+#include "core/result.h"
+
+namespace wcache {
+
+/// Which group the ENTRY of a command means: a fingerprint, a unique prefix of at least 8 digits, a by-name
+/// name (its newest ready group, else its newest), or a path in the tree. `role` is "" for either.
+///   not_running  nothing runs at all
+///   not_found    nothing of that name
+///   invalid      several match; key "--role" where naming a role would tell them apart
+Result<GroupStatus> resolve_entry(const NodeStatus& node, std::string_view entry, std::string_view role);
+
+/// "target/0011..." for messages; the name where the fingerprint is not known.
+std::string title_of(const GroupStatus& group);
+
+}  // namespace wcache

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "client/fuse_probe.h"
+#include "core/result.h"
+#include "daemon/budget.h"
+
+namespace wcache {
+
+/// One thing that `wcache doctor` looks at.
+struct MachineCheck {
+  enum class Grade {
+    ok,       ///< there, and good
+    lacking,  ///< it works without, slower or with less
+    fatal,    ///< serving is impossible without
+  };
+  std::string name;  ///< one word, stable, for programs
+  Grade grade = Grade::ok;
+  std::string found;   ///< what was found
+  std::string advice;  ///< what to do about it; empty when nothing needs doing
+};
+
+std::string_view to_string(MachineCheck::Grade grade);  ///< "ok", "lacking", "fatal"
+
+// Each looks at the machine, or judges what a trial gave; none changes anything that outlives it.
+MachineCheck check_kernel();
+MachineCheck check_mount(const FuseProbe& probe);
+MachineCheck check_passthrough(const FuseProbe& probe);
+MachineCheck check_memory_kind();  ///< by filling a small entry's memory
+MachineCheck check_io_uring();     ///< by making a ring
+MachineCheck check_gpus();
+MachineCheck check_free_memory(const std::vector<MemoryLimit>& limits);
+MachineCheck check_resource_limits();
+MachineCheck check_run_dir(const Result<std::string>& run_dir);
+
+}  // namespace wcache
