@@ -8,8 +8,9 @@
 
 namespace wcache {
 
-/// Everything that tells one entry from another. Device, tier, IPC kind and path are not in it: they say where the
-/// bytes are, not which bytes. `tp_size` and `rank` count only in layouts where ranks hold different bytes.
+/// Everything that tells one entry from another. Device, tier, IPC kind and path are not in it: they say
+/// where the bytes are, not which bytes. `tp_size` and `rank` count only in layouts where ranks hold
+/// different bytes.
 struct Key {
   static constexpr unsigned kVersion = 1;  ///< of the canonical text
 
@@ -17,6 +18,7 @@ struct Key {
     std::string name;
     std::uint64_t nbytes = 0;
     Digest digest;
+    bool operator==(const File&) const = default;
   };
   Role role = Role::target;
   Layout layout = Layout::checkpoint;

@@ -164,7 +164,8 @@ class TableWriter {
   TableWriter(const EntryPlan& plan, std::span<const ImageDigests> digests, const Blocks& blocks)
       : plan_(plan), digests_(digests), blocks_(blocks), builder_(blocks.total_nbytes(plan)) {}
 
-  Result<std::vector<std::byte>> write(const Fingerprint& fingerprint, const Placement& placement) {
+  Result<std::vector<std::byte>> write(const Fingerprint& fingerprint, const Placement& placement,
+                                       const std::optional<GroupPlace>& place) {
     const std::vector<TensorRef> refs = tensors_by_name(plan_);
     const auto names = write_names(refs);
     const auto shapes = write_shapes(refs);
@@ -173,6 +174,7 @@ class TableWriter {
     if (!tensors) return fail(tensors.error());
     const auto dtypes = builder_.CreateVectorOfStrings(blocks_.dtypes);
     const auto left_out = write_left_out();
+    const auto others = write_others(place);
     const auto text = [&](std::string_view value) {
       return builder_.CreateString(value.data(), value.size());
     };
@@ -181,7 +183,7 @@ class TableWriter {
         builder_, text(to_string(plan_.role)), text(to_string(plan_.layout)), &key, plan_.rank, plan_.tp_size,
         text(plan_.name), text(plan_.source), text(plan_.architecture), text(plan_.dtype),
         text(plan_.quantization), text(placement.tier), text(placement.device_uuid), text(placement.ipc_kind),
-        files, *tensors, names, shapes, dtypes, left_out);
+        files, *tensors, names, shapes, dtypes, left_out, place ? place->node_ranks : 1, others);
     wire::FinishManifestBuffer(builder_, root);
     const auto bytes = std::as_bytes(std::span(builder_.GetBufferPointer(), builder_.GetSize()));
     return std::vector<std::byte>(bytes.begin(), bytes.end());
@@ -254,6 +256,22 @@ class TableWriter {
     return builder_.CreateVector(rows);
   }
 
+  /// The group's files that are not this rank's own.
+  flatbuffers::Offset<flatbuffers::Vector<flatbuffers::Offset<wire::OtherFile>>> write_others(
+      const std::optional<GroupPlace>& place) {
+    std::vector<flatbuffers::Offset<wire::OtherFile>> rows;
+    if (!place) return builder_.CreateVector(rows);
+    for (const Key::File& file : place->key.files) {
+      const bool own = std::any_of(plan_.images.begin(), plan_.images.end(),
+                                   [&](const ImagePlan& image) { return image.name == file.name; });
+      const wire::Digest128 digest = to_wire(file.digest);
+      if (!own)
+        rows.push_back(
+            wire::CreateOtherFile(builder_, builder_.CreateString(file.name), file.nbytes, &digest));
+    }
+    return builder_.CreateVector(rows);
+  }
+
   const EntryPlan& plan_;
   std::span<const ImageDigests> digests_;
   const Blocks& blocks_;
@@ -277,11 +295,12 @@ Key key_of(const EntryPlan& plan, std::span<const ImageDigests> digests) {
 }
 
 Result<std::vector<std::byte>> build_manifest(const EntryPlan& plan, std::span<const ImageDigests> digests,
-                                              const Fingerprint& fingerprint, const Placement& placement) {
+                                              const Fingerprint& fingerprint, const Placement& placement,
+                                              const std::optional<GroupPlace>& place) {
   if (Status belongs = check_belongs(plan, digests); !belongs) return fail(belongs.error());
   const Result<Blocks> blocks = blocks_of(plan);
   if (!blocks) return fail(blocks.error());
-  return TableWriter(plan, digests, *blocks).write(fingerprint, placement);
+  return TableWriter(plan, digests, *blocks).write(fingerprint, placement, place);
 }
 
 Result<ManifestView> ManifestView::open(std::span<const std::byte> bytes) {
@@ -404,6 +423,21 @@ std::vector<LeftOut> ManifestView::left_out() const {
   for (std::size_t i = 0; i < size_of(rows); ++i) {
     const wire::LeftOutRow* row = rows->Get(static_cast<flatbuffers::uoffset_t>(i));
     out.push_back({std::string(text_of(row->name())), std::string(text_of(row->why()))});
+  }
+  return out;
+}
+
+std::uint32_t ManifestView::node_ranks() const {
+  return std::max(1U, root_of(bytes_).node_ranks());
+}
+
+std::vector<Key::File> ManifestView::others() const {
+  std::vector<Key::File> out;
+  const auto* rows = root_of(bytes_).others();
+  for (std::size_t i = 0; i < size_of(rows); ++i) {
+    const wire::OtherFile* row = rows->Get(static_cast<flatbuffers::uoffset_t>(i));
+    if (row->digest() == nullptr) continue;
+    out.push_back({std::string(text_of(row->name())), row->nbytes(), from_wire(*row->digest())});
   }
   return out;
 }

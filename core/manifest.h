@@ -29,14 +29,22 @@ struct Placement {
   std::string ipc_kind = "file";
 };
 
+/// A rank's place in a group of several: what its manifest says of the others.
+struct GroupPlace {
+  std::uint32_t node_ranks = 1;  ///< ranks of the group on this node: the entry is whole when all are there
+  Key key;                       ///< the whole group's, of every rank on every node
+};
+
 /// The key of an entry whose one rank holds `plan`, with digests in the order of plan.images.
 Key key_of(const EntryPlan& plan, std::span<const ImageDigests> digests);
 
 /// Serialises the manifest (manifest.fbs). File row i is plan.images[i] (sorted by name already); tensors
 /// come out sorted by name. Reason::unsupported for what the format cannot hold (2 GiB of table, 65535
-/// dimensions or dtypes), internal where plan and digests do not belong together.
+/// dimensions or dtypes), internal where plan and digests do not belong together. `place`: of a rank that is
+/// not alone in its group.
 Result<std::vector<std::byte>> build_manifest(const EntryPlan& plan, std::span<const ImageDigests> digests,
-                                              const Fingerprint& fingerprint, const Placement& placement);
+                                              const Fingerprint& fingerprint, const Placement& placement,
+                                              const std::optional<GroupPlace>& place = std::nullopt);
 
 /// A read-only view of a serialised manifest. Borrows the bytes (8-byte aligned, and nobody writes them any
 /// more), which may come from another process: `open` verifies the frame in a time that does not depend on
@@ -88,7 +96,9 @@ class ManifestView {
   std::optional<std::size_t> find_tensor(std::string_view name) const;  ///< by binary search
 
   std::vector<LeftOut> left_out() const;
-  std::uint64_t nbytes() const;  ///< of all files
+  std::uint32_t node_ranks() const;       ///< at least 1
+  std::vector<Key::File> others() const;  ///< files of the group's key that other ranks hold
+  std::uint64_t nbytes() const;           ///< of all files
 
  private:
   explicit ManifestView(std::span<const std::byte> bytes) : bytes_(bytes) {}

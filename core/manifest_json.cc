@@ -198,6 +198,7 @@ Result<Key> key_of(std::span<const ManifestView> ranks) {
         return fail(Reason::corrupt, "the manifest's row " + std::to_string(row) + " of files is damaged");
       key.files.push_back({std::string(file->name), file->nbytes, file->digest});
     }
+    for (Key::File& file : rank.others()) key.files.push_back(std::move(file));
   }
   const auto by_name = [](const Key::File& a, const Key::File& b) { return a.name < b.name; };
   std::stable_sort(key.files.begin(), key.files.end(), by_name);

@@ -23,7 +23,7 @@ Status Groups::join(Link link, std::shared_ptr<const Part> part) {
                 "the manifest names no role: '" + std::string(part->manifest().role()) + "'");
   const Key key{*role, part->manifest().fingerprint()};
   const std::uint32_t rank = part->manifest().rank();
-  const std::uint32_t ranks = part->manifest().tp_size();
+  const std::uint32_t ranks = part->manifest().node_ranks();
 
   const std::lock_guard lock(mutex_);
   Group& group = groups_[key];

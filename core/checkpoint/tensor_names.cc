@@ -8,6 +8,7 @@
 #include <string_view>
 #include <tuple>
 
+#include "core/checkpoint/shard_name.h"
 #include "core/checkpoint/text.h"
 #include "core/format.h"
 
@@ -31,25 +32,9 @@ std::vector<Row> rows_of(std::vector<SourceFile>& files) {
   return rows;
 }
 
-/// R of "model-rank-R-part-P.safetensors"; nullopt for other names.
-std::optional<std::string_view> rank_of(std::string_view name) {
-  constexpr std::string_view kStart = "model-rank-", kMiddle = "-part-", kEnd = ".safetensors";
-  constexpr std::string_view kDigits = "0123456789";
-  if (!name.starts_with(kStart) || !name.ends_with(kEnd)) return std::nullopt;
-  name = name.substr(kStart.size(), name.size() - kStart.size() - kEnd.size());
-  const std::size_t middle = name.find(kMiddle);
-  if (middle == std::string_view::npos) return std::nullopt;
-  const std::string_view rank = name.substr(0, middle), part = name.substr(middle + kMiddle.size());
-  const auto is_number = [&](std::string_view text) {
-    return !text.empty() && text.find_first_not_of(kDigits) == std::string_view::npos;
-  };
-  if (!is_number(rank) || !is_number(part)) return std::nullopt;
-  return rank;
-}
-
 bool may_share_names(const SourceFile& a, const SourceFile& b) {
   if (a.kind != FileKind::safetensors || b.kind != FileKind::safetensors) return true;
-  const std::optional<std::string_view> rank_a = rank_of(a.name), rank_b = rank_of(b.name);
+  const std::optional<std::uint32_t> rank_a = shard_rank(a.name), rank_b = shard_rank(b.name);
   return rank_a && rank_b && *rank_a != *rank_b;
 }
 

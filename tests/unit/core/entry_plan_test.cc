@@ -71,5 +71,66 @@ TEST(EntryPlan, CountsBytesAndTensors) {
   EXPECT_EQ(plan.tensor_count(), 4u);
 }
 
+Checkpoint sharded_for_two() {
+  Checkpoint checkpoint;
+  checkpoint.root = "/models/sharded";
+  for (const char* name :
+       {"config.json", "model-rank-0-part-0.safetensors", "model-rank-1-part-0.safetensors",
+        "model-rank-1-part-1.safetensors", "stray.bin"}) {
+    SourceFile file;
+    file.name = name;
+    file.identity.nbytes = 20;
+    if (file.name.ends_with(".safetensors")) {
+      file.kind = FileKind::safetensors;
+      file.tensors = {{"t", "U8", {4}, 16, 4}};
+      file.tensors[0].shadowed = file.name != "model-rank-0-part-0.safetensors";
+    } else if (file.name == "stray.bin") {
+      file.kind = FileKind::opaque;
+    }
+    checkpoint.files.push_back(file);
+  }
+  return checkpoint;
+}
+
+std::vector<std::string> names_of(const EntryPlan& plan) {
+  std::vector<std::string> names;
+  for (const ImagePlan& image : plan.images) names.push_back(image.name);
+  return names;
+}
+
+TEST(PlanRank, ARankHoldsItsOwnFilesAndThoseOfNoRank) {
+  EXPECT_EQ(shard_ranks(sharded_for_two()), 2u);
+  const auto zero = plan_rank(sharded_for_two(), Role::target, 0, 2);
+  const auto one = plan_rank(sharded_for_two(), Role::target, 1, 2);
+  ASSERT_TRUE(zero && one);
+  EXPECT_THAT(names_of(*zero), ElementsAre("config.json", "model-rank-0-part-0.safetensors"));
+  EXPECT_THAT(names_of(*one), ElementsAre("config.json", "model-rank-1-part-0.safetensors",
+                                          "model-rank-1-part-1.safetensors"));
+  EXPECT_EQ(one->layout, Layout::sharded);
+  EXPECT_EQ(one->rank, 1u);
+  EXPECT_EQ(one->tp_size, 2u);
+  EXPECT_EQ(one->images[1].tensors.size(), 1u) << "a name that other ranks have too is still this rank's";
+}
+
+TEST(PlanRank, AnotherNumberOfRanksIsRefused) {
+  for (const std::uint32_t tp : {1u, 3u, 4u}) {
+    const auto plan = plan_rank(sharded_for_two(), Role::target, 0, tp);
+    ASSERT_FALSE(plan) << tp;
+    EXPECT_EQ(plan.error().reason, Reason::invalid);
+    EXPECT_EQ(plan.error().key, "--tensor-parallel-size");
+    EXPECT_NE(plan.error().message.find("sharded for 2 ranks"), std::string::npos) << plan.error().message;
+  }
+}
+
+TEST(PlanRank, ARankWithoutFilesIsNamed) {
+  Checkpoint checkpoint = sharded_for_two();
+  std::erase_if(checkpoint.files,
+                [](const SourceFile& file) { return file.name.starts_with("model-rank-0"); });
+  const auto plan = plan_rank(std::move(checkpoint), Role::target, 1, 2);
+  ASSERT_FALSE(plan);
+  EXPECT_EQ(plan.error().reason, Reason::corrupt);
+  EXPECT_NE(plan.error().message.find("rank 0"), std::string::npos) << plan.error().message;
+}
+
 }  // namespace
 }  // namespace wcache

@@ -273,5 +273,23 @@ TEST(Manifest, RowsThatPointOutsideAreNoRows) {
   EXPECT_TRUE(view->tensor(view->find_tensor("z.weight").value()));
 }
 
+TEST(Manifest, ARankOfAGroupCarriesTheKeyOfAll) {
+  const EntryPlan plan = sample_plan();
+  const auto digests = digests_of_heads(plan);
+  GroupPlace place{3, key_of(plan, digests)};
+  const Key::File other{"model-rank-1-part-0.safetensors", 7, digest_of("elsewhere")};
+  place.key.files.push_back(other);
+  const auto bytes = build_manifest(plan, digests, place.key.fingerprint(), {}, place).value();
+  const auto view = ManifestView::open(bytes);
+  ASSERT_TRUE(view) << view.error().message;
+  EXPECT_EQ(view->node_ranks(), 3u);
+  EXPECT_EQ(view->others(), std::vector<Key::File>{other});
+  EXPECT_EQ(view->file_count(), plan.images.size());
+
+  const auto alone = build(plan);
+  EXPECT_EQ(ManifestView::open(alone)->node_ranks(), 1u);
+  EXPECT_TRUE(ManifestView::open(alone)->others().empty());
+}
+
 }  // namespace
 }  // namespace wcache
