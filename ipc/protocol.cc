@@ -20,7 +20,8 @@ constexpr std::array<std::string_view, 6> kStates{"starting", "filling",  "ready
 constexpr std::array<std::string_view, std::variant_size_v<Body>> kNames{
     "Hello",       "HelloReply",     "ErrorReply",    "StatusRequest",   "StatusReply",   "AttachRequest",
     "AttachReply", "Descriptors",    "VerifyRequest", "VerifyProgress",  "VerifyReply",   "EvictRequest",
-    "EvictReply",  "HoldersRequest", "HoldersReply",  "WithdrawRequest", "WithdrawReply", "RankStatus"};
+    "EvictReply",  "HoldersRequest", "HoldersReply",  "WithdrawRequest", "WithdrawReply", "RankStatus",
+    "GroupFiles",  "Sealed",         "Publish",       "PairRequest",     "PairReply"};
 
 constexpr std::size_t kMaxHolders = 128;
 constexpr std::size_t kMaxCommand = 200;
@@ -125,6 +126,28 @@ Offset<wire::WithdrawRequest> pack(FlatBufferBuilder& to, const WithdrawRequest&
 
 Offset<wire::WithdrawReply> pack(FlatBufferBuilder& to, const WithdrawReply& from) {
   return wire::CreateWithdrawReply(to, from.withdrawn, pack(to, from.holders));
+}
+
+Offset<wire::GroupFiles> pack(FlatBufferBuilder& to, const GroupFiles& from) {
+  std::vector<Offset<wire::KeyFile>> rows;
+  for (const Key::File& file : from.files)
+    rows.push_back(
+        wire::CreateKeyFile(to, text(to, file.name), file.nbytes, file.digest.high, file.digest.low));
+  return wire::CreateGroupFiles(to, to.CreateVector(rows), from.more);
+}
+
+Offset<wire::Sealed> pack(FlatBufferBuilder& to, const Sealed&) {
+  return wire::CreateSealed(to);
+}
+Offset<wire::Publish> pack(FlatBufferBuilder& to, const Publish&) {
+  return wire::CreatePublish(to);
+}
+Offset<wire::PairRequest> pack(FlatBufferBuilder& to, const PairRequest& from) {
+  const auto target = text(to, from.target), draft = text(to, from.draft);
+  return wire::CreatePairRequest(to, target, draft);
+}
+Offset<wire::PairReply> pack(FlatBufferBuilder& to, const PairReply&) {
+  return wire::CreatePairReply(to);
 }
 
 Offset<wire::StatusRequest> pack(FlatBufferBuilder& to, const StatusRequest&) {
@@ -263,6 +286,21 @@ class Reader {
   WithdrawReply unpack(const wire::WithdrawReply& from) {
     return WithdrawReply{from.withdrawn(), unpack(from.holders())};
   }
+  GroupFiles unpack(const wire::GroupFiles& from) {
+    GroupFiles out{{}, from.more()};
+    if (from.files() == nullptr) return out;
+    for (const wire::KeyFile* row : *from.files()) {
+      if (!spend(sizeof(Key::File))) break;
+      out.files.push_back({text(row->name()), row->nbytes(), Digest{row->high(), row->low()}});
+    }
+    return out;
+  }
+  Sealed unpack(const wire::Sealed&) { return {}; }
+  Publish unpack(const wire::Publish&) { return {}; }
+  PairRequest unpack(const wire::PairRequest& from) {
+    return PairRequest{text(from.target()), text(from.draft())};
+  }
+  PairReply unpack(const wire::PairReply&) { return {}; }
   StatusRequest unpack(const wire::StatusRequest&) { return {}; }
   AttachRequest unpack(const wire::AttachRequest&) { return {}; }
   VerifyRequest unpack(const wire::VerifyRequest&) { return {}; }
@@ -391,6 +429,22 @@ bool fit_holders(std::vector<Holder>& holders) {
   if (holders.size() <= kMaxHolders) return true;
   holders.resize(kMaxHolders);
   return false;
+}
+
+std::vector<GroupFiles> file_pages_of(const std::vector<Key::File>& files) {
+  std::vector<GroupFiles> pages(1);
+  std::size_t used = 0;
+  for (const Key::File& file : files) {
+    const std::size_t nbytes = 72 + file.name.size();
+    if (used > 0 && used + nbytes > kPageBytes) {
+      pages.back().more = true;
+      pages.emplace_back();
+      used = 0;
+    }
+    used += nbytes;
+    pages.back().files.push_back(file);
+  }
+  return pages;
 }
 
 std::vector<StatusReply> pages_of(StatusReply status) {

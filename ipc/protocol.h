@@ -8,6 +8,7 @@
 #include <variant>
 #include <vector>
 
+#include "core/key.h"
 #include "core/result.h"
 
 namespace wcache {
@@ -154,10 +155,32 @@ struct WithdrawReply {
   bool operator==(const WithdrawReply&) const = default;
 };
 
-using Body =
-    std::variant<Hello, HelloReply, ErrorReply, StatusRequest, StatusReply, AttachRequest, AttachReply,
-                 Descriptors, VerifyRequest, VerifyProgress, VerifyReply, EvictRequest, EvictReply,
-                 HoldersRequest, HoldersReply, WithdrawRequest, WithdrawReply, RankStatus>;
+/// Part of the key of a group of several ranks or nodes; a page of it.
+struct GroupFiles {
+  std::vector<Key::File> files;
+  bool more = false;  ///< another page follows; see file_pages_of
+  bool operator==(const GroupFiles&) const = default;
+};
+struct Sealed {
+  bool operator==(const Sealed&) const = default;
+};
+struct Publish {
+  bool operator==(const Publish&) const = default;
+};
+
+struct PairRequest {
+  std::string target;  ///< fingerprints
+  std::string draft;
+  bool operator==(const PairRequest&) const = default;
+};
+struct PairReply {
+  bool operator==(const PairReply&) const = default;
+};
+
+using Body = std::variant<Hello, HelloReply, ErrorReply, StatusRequest, StatusReply, AttachRequest,
+                          AttachReply, Descriptors, VerifyRequest, VerifyProgress, VerifyReply, EvictRequest,
+                          EvictReply, HoldersRequest, HoldersReply, WithdrawRequest, WithdrawReply,
+                          RankStatus, GroupFiles, Sealed, Publish, PairRequest, PairReply>;
 
 struct Envelope {
   std::uint32_t id = 0;  ///< a reply carries its request's id
@@ -180,6 +203,9 @@ Result<Envelope> decode(std::span<const std::byte> bytes);
 /// A status as messages that fit: ranks and entries spread over as many pages as needed, `more` set on all
 /// but the last. Too long a list of holders is cut, and holders_complete with it.
 std::vector<StatusReply> pages_of(StatusReply status);
+
+/// A key's files as messages that fit, `more` set on all but the last.
+std::vector<GroupFiles> file_pages_of(const std::vector<Key::File>& files);
 
 /// Cuts commands to a readable length and the list to what a message holds. True when nobody was dropped.
 bool fit_holders(std::vector<Holder>& holders);

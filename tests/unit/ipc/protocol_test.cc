@@ -67,6 +67,11 @@ std::vector<Envelope> one_of_each() {
       {16, WithdrawRequest{true}},
       {17, WithdrawReply{true, {{5, "cat", 3.0}}}},
       {0, full_rank()},
+      {18, GroupFiles{{{"model-rank-1-part-0.safetensors", 1ULL << 40, Digest{1, 2}}, {"é", 0, {}}}, true}},
+      {19, Sealed{}},
+      {20, Publish{}},
+      {21, PairRequest{std::string(32, 'a'), std::string(32, 'b')}},
+      {22, PairReply{}},
   };
 }
 
@@ -227,6 +232,24 @@ TEST(Protocol, VersionsMeetAtTheHighestOfBoth) {
     EXPECT_EQ(with(static_cast<std::uint16_t>(min), static_cast<std::uint16_t>(max)).error().reason,
               Reason::version)
         << min << " " << max;
+}
+
+TEST(Protocol, LongListsOfFilesComeInPagesThatFit) {
+  std::vector<Key::File> files;
+  for (std::uint64_t i = 0; i < 3000; ++i)
+    files.push_back({"model-rank-" + std::to_string(i) + std::string(i % 200, 'x'), i, Digest{i, ~i}});
+  std::vector<Key::File> back;
+  const std::vector<GroupFiles> pages = file_pages_of(files);
+  EXPECT_GT(pages.size(), 1u);
+  for (std::size_t i = 0; i < pages.size(); ++i) {
+    EXPECT_EQ(pages[i].more, i + 1 < pages.size());
+    const auto bytes = encode({0, pages[i]});
+    ASSERT_TRUE(bytes) << bytes.error().message;
+    const auto page = std::get<GroupFiles>(decode(*bytes)->body);
+    back.insert(back.end(), page.files.begin(), page.files.end());
+  }
+  EXPECT_EQ(back, files);
+  EXPECT_EQ(file_pages_of({}).size(), 1u) << "an empty list is a page, so that its end is told";
 }
 
 }  // namespace
