@@ -10,6 +10,7 @@ namespace {
 using Words = draftroute::Words;
 
 constexpr Words kNoWeights{"ngram", "ngram_gpu", "suffix", "extract_hidden_states", "custom_class"};
+constexpr Words kSettled{"mtp", "draft_model", "medusa", "mlp_speculator"};
 constexpr Words kKept{"eagle", "eagle3", "dflash", "dspark"};
 constexpr Words kDsparkArchitectures{"Qwen3DSparkModel", "Qwen3OmniDSparkModel", "Gemma4DSparkModel"};
 
@@ -120,6 +121,10 @@ Status detect(const SpeculativeConfig& spec, const ModelConfig& target_config, M
 }
 
 }  // namespace
+
+bool loads_draft_weights(std::string_view method) {
+  return kSettled.contains(method) || kKept.contains(method);
+}
 
 Result<Method> settle_method(const SpeculativeConfig& spec, const std::string& target,
                              const ModelConfig& target_config) {

@@ -11,6 +11,9 @@
 
 namespace wcache::draftroute {
 
+/// Whether this canonical method has draft weights to load at all.
+bool loads_draft_weights(std::string_view method);
+
 /// The settled method and the draft it is about.
 struct Method {
   std::string name;  ///< canonical: mtp, eagle, eagle3, dflash, dspark, draft_model, medusa, mlp_speculator,

@@ -45,6 +45,7 @@ Result<std::size_t> take(const Checkpoint& checkpoint, const std::vector<std::st
   std::size_t taken = 0;
   for (std::uint32_t i = 0; i < checkpoint.files.size(); ++i)
     for (const TensorInfo& tensor : checkpoint.files[i].tensors) {
+      if (tensor.shadowed) continue;  // the index gives its name to another file
       const bool wanted = std::any_of(prefixes.begin(), prefixes.end(), [&](const std::string& prefix) {
         return tensor.name.starts_with(prefix);
       });
@@ -161,10 +162,6 @@ ImagePlan draft_image(const Selection& selection, const std::vector<SourceFile>&
   return image;
 }
 
-bool is_rank_shard(std::string_view name) {
-  return name.starts_with("model-rank-") && name.find("-part-") != name.npos;
-}
-
 }  // namespace
 
 std::vector<std::vector<std::string>> expand_prefixes(const MtpFamily& family, std::uint32_t layers,
@@ -182,10 +179,8 @@ std::vector<std::vector<std::string>> expand_prefixes(const MtpFamily& family, s
 Result<EntryPlan> plan_mtp(Checkpoint checkpoint, const MtpFamily& family,
                            std::optional<std::uint32_t> layers, std::uint32_t num_hidden_layers,
                            SharedTensors shared) {
-  for (const SourceFile& file : checkpoint.files)
-    if (is_rank_shard(file.name))
-      return fail(Reason::unsupported,
-                  "MTP drafts of checkpoints that are sharded by rank (" + file.name + ") are not cached");
+  if (shard_ranks(checkpoint) > 0)
+    return fail(Reason::unsupported, "MTP drafts of checkpoints that are sharded by rank are not cached");
   Result<Selection> selection = select_draft(checkpoint, family, layers, num_hidden_layers);
   if (!selection) return tl::unexpected(selection.error());
   if (shared == SharedTensors::include) {
