@@ -45,10 +45,12 @@ Daemon::Daemon(const DaemonOptions& options, const RunDir& run_dir, int signals,
       loop_(loop),
       log_(log),
       load_(std::move(load)),
-      launcher_(loop, std::move(launcher), [this] { launcher_gone(); }) {
-  status_.role = to_string(options_.role);
+      launcher_(
+          loop, std::move(launcher), [this] { launcher_gone(); },
+          [this](Body body) { heard(std::move(body)); }) {
+  status_.role = to_string(options_.group.role);
   status_.name = options_.name;
-  status_.source = options_.model;
+  status_.source = options_.group.route.target;
   status_.rank = options_.rank;
   status_.pid = getpid();
   status_.device_uuid = device_uuid();
@@ -77,13 +79,15 @@ Stop Daemon::run() {
 
 void Daemon::start_loading() {
   LoadRequest request;
-  request.model = options_.model;
-  request.role = options_.role;
+  request.group = options_.group;
   request.rank = options_.rank;
+  request.node_ranks = options_.node_ranks;
+  request.grouped = options_.grouped;
   request.name = options_.name;
   request.placement.device_uuid = device_uuid();
   LoadEvents events;
   events.planned = [this](const EntryPlan& plan) { planned(plan); };
+  events.agree = [this, stop = stop_loading_.get_token()](const Key& own) { return agree(own, stop); };
   events.known = [this](const Fingerprint& fingerprint) { return known(fingerprint); };
   events.progress = [this](const FillProgress& progress) {
     loop_.post([this, progress] {
@@ -121,7 +125,7 @@ void Daemon::planned(const EntryPlan& plan) {
 }
 
 Status Daemon::known(const Fingerprint& fingerprint) {
-  const std::string path = run_dir_.rank_socket(options_.role, fingerprint, device_uuid());
+  const std::string path = run_dir_.rank_socket(options_.group.role, fingerprint, device_uuid());
   loop_.post([this, fingerprint, path] {
     status_.fingerprint = to_hex(fingerprint);
     status_.socket = path;
@@ -139,12 +143,43 @@ void Daemon::loaded(Result<StoredEntry> entry) {
   if (stop_) return finish();
   if (entry) {
     entry_ = std::move(*entry);
-    if (Status served = serve(); served)
+    if (Status served = options_.grouped ? launcher_.send_surely(Sealed{}) : serve(); served)
       return;
     else
       return begin_stop(Stop{StopReason::failed, served.error()});
   }
   begin_stop(Stop{StopReason::failed, std::move(entry.error())});
+}
+
+/// Tells the launcher what this rank holds and waits for what the group holds.
+Result<Key> Daemon::agree(const Key& own, const std::stop_token& stop) {
+  loop_.post([this, own] {
+    for (GroupFiles& page : file_pages_of(own.files))
+      if (Status told = launcher_.send_surely(std::move(page)); !told)
+        return begin_stop(Stop{StopReason::failed, told.error()});
+  });
+  std::unique_lock lock(mutex_);
+  if (!agreed_.wait(lock, stop, [this] { return group_key_.has_value(); }))
+    return fail(Reason::timeout, "stopped before the group had agreed");
+  Key key = own;
+  key.files = group_key_->files;
+  return key;
+}
+
+/// What a launcher says to a rank of a group: the group's files, then that it may publish.
+void Daemon::heard(Body body) {
+  if (auto* page = std::get_if<GroupFiles>(&body)) {
+    for (Key::File& file : page->files) group_files_.push_back(std::move(file));
+    if (page->more) return;
+    {
+      const std::lock_guard lock(mutex_);
+      group_key_.emplace();
+      group_key_->files = std::move(group_files_);
+    }
+    agreed_.notify_all();
+  } else if (std::holds_alternative<Publish>(body) && entry_ && !server_ && !stop_) {
+    if (Status served = serve(); !served) begin_stop(Stop{StopReason::failed, served.error()});
+  }
 }
 
 Status Daemon::serve() {

@@ -2,12 +2,14 @@
 
 #include <spdlog/logger.h>
 
+#include <condition_variable>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <stop_token>
 #include <string>
+#include <vector>
 
 #include "daemon/event_loop.h"
 #include "daemon/launcher_link.h"
@@ -55,6 +57,8 @@ class Daemon {
   Status known(const Fingerprint& fingerprint);  // on the loading thread
   void loaded(Result<StoredEntry> entry);
   Status serve();
+  Result<Key> agree(const Key& own, const std::stop_token& stop);  // on the loading thread
+  void heard(Body body);
   void report();
   void report_regularly();
   void signalled();
@@ -76,7 +80,10 @@ class Daemon {
   std::stop_source stop_loading_;
 
   std::mutex mutex_;
-  std::optional<SocketLock> lock_;  // guarded by mutex_ until loading has ended
+  std::optional<SocketLock> lock_;      // guarded by mutex_ until loading has ended
+  std::condition_variable_any agreed_;  // with mutex_
+  std::optional<Key> group_key_;        // guarded by mutex_; the launcher's answer, whole
+  std::vector<Key::File> group_files_;  // pages of it so far
 
   std::optional<StoredEntry> entry_;
   LauncherLink launcher_;

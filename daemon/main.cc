@@ -62,7 +62,7 @@ Result<RunDir> open_run_dir(const DaemonOptions& options) {
 }
 
 std::string log_name(const DaemonOptions& options) {
-  return "wcached_" + std::string(to_string(options.role)) + "_" + std::to_string(options.rank) + "_" +
+  return "wcached_" + std::string(to_string(options.group.role)) + "_" + std::to_string(options.rank) + "_" +
          std::to_string(getpid()) + ".log";
 }
 
@@ -98,9 +98,9 @@ Result<StoredEntry> load(const DaemonOptions& options, spdlog::logger& log, cons
 void tell(std::optional<Connection>& launcher, const DaemonOptions& options, const Error& error) {
   if (!launcher) return;
   RankStatus status;
-  status.role = to_string(options.role);
+  status.role = to_string(options.group.role);
   status.rank = options.rank;
-  status.source = options.model;
+  status.source = options.group.route.target;
   status.pid = getpid();
   status.state = State::failed;
   status.reason = to_string(error.reason);
@@ -152,8 +152,8 @@ Result<Stop> serve(const DaemonOptions& options, const Fd& signals) {
                   });
     stop = daemon.run();
   }
-  // What is worth keeping is the log of a failure; its lines went to standard error as well. Another one serving the
-  // entry is none.
+  // What is worth keeping is the log of a failure; its lines went to standard error as well. Another one
+  // serving the entry is none.
   const bool failed = stop.reason == StopReason::failed && stop.error->reason != Reason::busy;
   if (!failed) unlink(around->log_file.c_str());
   return stop;

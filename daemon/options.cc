@@ -6,11 +6,14 @@
 #include "core/format.h"
 #include "core/log.h"
 #include "core/version.h"
+#include "draftroute/key_options.h"
 
 namespace wcache {
 namespace {
 
 struct Words {
+  std::string model;
+  draftroute::KeyOptions key;
   std::string role = "target";
   std::string device = "host";
   std::string log_level = "info";
@@ -20,7 +23,9 @@ struct Words {
 Result<DaemonOptions> check(DaemonOptions options, const Words& words) {
   const Result<Role> role = role_from_string(words.role);
   if (!role) return fail(Reason::invalid, "no such role: " + words.role, "target or draft0", "--role");
-  options.role = *role;
+  const Result<draftroute::RouteRequest> request = words.key.request(words.model);
+  if (!request) return fail(request.error());
+  options.group = {*request, *role};
   if (words.device != "host")
     return fail(Reason::invalid, "no such device: " + words.device, "this build serves from host memory",
                 "--device");
@@ -32,7 +37,11 @@ Result<DaemonOptions> check(DaemonOptions options, const Words& words) {
     if (!limit) return fail(limit.error());
     options.memory_limit = *limit;
   }
-  if (options.model.empty()) return fail(Reason::invalid, "--model is empty", {}, "--model");
+  if (words.model.empty()) return fail(Reason::invalid, "--model is empty", {}, "--model");
+  if (options.node_ranks == 0)
+    return fail(Reason::invalid, "a group has one rank at least", {}, "--node-ranks");
+  if (options.grouped && options.launcher_fd < 0)
+    return fail(Reason::invalid, "--grouped needs a launcher", "give --launcher-fd", "--grouped");
   return options;
 }
 
@@ -47,7 +56,7 @@ Result<std::variant<DaemonOptions, HelpText>> parse_daemon_options(int argc, con
   Words words;
   app.set_help_flag("--help", "Print this help.");
   app.set_version_flag("--version", std::string(version()), "Print the version.");
-  app.add_option("--model", options.model,
+  app.add_option("--model", words.model,
                  "The checkpoint: a directory in Hugging Face layout or a weight file.")
       ->type_name("MODEL")
       ->required();
@@ -55,6 +64,12 @@ Result<std::variant<DaemonOptions, HelpText>> parse_daemon_options(int argc, con
       ->type_name("ROLE");
   app.add_option("--rank", options.rank, "The rank it serves; its device is HOST-<rank>. Default: 0.")
       ->type_name("N");
+  words.key.add_to(app);
+  app.add_option("--node-ranks", options.node_ranks,
+                 "Ranks of the group on this node, which make up one directory. Default: 1.")
+      ->type_name("N");
+  app.add_flag("--grouped", options.grouped,
+               "The launcher settles the fingerprint with the group's other ranks and says when to publish.");
   app.add_option("--name", options.name, "Name of the entry in by-name. Default: the base name of MODEL.")
       ->type_name("NAME");
   app.add_option("--run-dir", options.run_dir,

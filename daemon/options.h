@@ -8,14 +8,16 @@
 
 #include "core/entry_plan.h"
 #include "core/result.h"
+#include "draftroute/group_request.h"
 
 namespace wcache {
 
 /// What `wcached` was told on its command line.
 struct DaemonOptions {
-  std::string model;
-  Role role = Role::target;
+  draftroute::GroupRequest group;  ///< model, role and the key options
   std::uint32_t rank = 0;
+  std::uint32_t node_ranks = 1;    ///< ranks of the group on this node
+  bool grouped = false;            ///< the launcher settles the fingerprint and says when to publish
   std::string name;                ///< empty: the checkpoint's own
   std::string run_dir;             ///< empty: the default
   std::uint64_t memory_limit = 0;  ///< bytes; 0: none

@@ -4,19 +4,15 @@
 #include <optional>
 #include <utility>
 
-#include "core/checkpoint/checkpoint.h"
 #include "core/fingerprint.h"
-#include "core/key.h"
+#include "core/format.h"
 
 namespace wcache {
 namespace {
 
 Result<EntryPlan> make_plan(const LoadRequest& request) {
-  Result<Checkpoint> checkpoint = open_checkpoint(request.model);
-  if (!checkpoint) return fail(std::move(checkpoint.error()));
-  EntryPlan plan = plan_checkpoint(std::move(*checkpoint), request.role);
-  plan.rank = request.rank;
-  if (!request.name.empty()) plan.name = request.name;
+  Result<EntryPlan> plan = draftroute::plan_group_rank(request.group, request.rank);
+  if (plan && !request.name.empty()) plan->name = request.name;
   return plan;
 }
 
@@ -37,6 +33,19 @@ Status stopped(const std::stop_token& stop) {
   return {};
 }
 
+/// The key that the entry is published under, told to whom it concerns.
+Result<Key> settle_key(const LoadRequest& request, Key own, const std::optional<Key>& remembered,
+                       const LoadEvents& events) {
+  if (remembered && own.fingerprint() != remembered->fingerprint())
+    return fail(Reason::stale, "the files of " + printable(request.group.route.target) +
+                                   " are not what the digest cache remembers");
+  if (remembered && !request.grouped) return own;
+  Result<Key> key = request.grouped ? events.agree(own) : Result<Key>(std::move(own));
+  if (!key) return key;
+  if (Status go_on = events.known(key->fingerprint()); !go_on) return fail(go_on.error());
+  return key;
+}
+
 }  // namespace
 
 Result<StoredEntry> load_entry(const LoadRequest& request, const LoadMachine& machine,
@@ -45,7 +54,7 @@ Result<StoredEntry> load_entry(const LoadRequest& request, const LoadMachine& ma
   if (!plan) return fail(std::move(plan.error()));
   events.planned(*plan);
   const std::optional<Key> remembered = remembered_key(*plan, machine.cache);
-  if (remembered) {
+  if (remembered && !request.grouped) {
     if (Status go_on = events.known(remembered->fingerprint()); !go_on) return fail(go_on.error());
   }
   if (Status go_on = stopped(stop); !go_on) return fail(go_on.error());
@@ -60,16 +69,14 @@ Result<StoredEntry> load_entry(const LoadRequest& request, const LoadMachine& ma
   Result<FillReport> report = fill(*plan, arena->images(), machine.disk, options, events.progress, stop);
   if (!report) return fail(std::move(report.error()));
 
-  const Fingerprint fingerprint = key_of(*plan, report->digests).fingerprint();
-  if (!remembered) {
-    remember_digests(*plan, report->digests, machine.cache, began_ns);
-    if (Status go_on = events.known(fingerprint); !go_on) return fail(go_on.error());
-  } else if (fingerprint != remembered->fingerprint()) {
-    return fail(Reason::stale, "the files of " + plan->source + " are not what the digest cache remembers");
-  }
-
+  if (!remembered) remember_digests(*plan, report->digests, machine.cache, began_ns);
+  const Result<Key> key = settle_key(request, key_of(*plan, report->digests), remembered, events);
+  if (!key) return fail(key.error());
+  const Fingerprint fingerprint = key->fingerprint();
+  std::optional<GroupPlace> place;
+  if (request.grouped) place = GroupPlace{request.node_ranks, *key};
   const Result<std::vector<std::byte>> manifest =
-      build_manifest(*plan, report->digests, fingerprint, request.placement);
+      build_manifest(*plan, report->digests, fingerprint, request.placement, place);
   if (!manifest) return fail(manifest.error());
   if (Status added = arena->add_manifest(*manifest); !added) return fail(added.error());
   if (Status go_on = stopped(stop); !go_on) return fail(go_on.error());

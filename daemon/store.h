@@ -8,10 +8,12 @@
 
 #include "core/digest_cache.h"
 #include "core/entry_plan.h"
+#include "core/key.h"
 #include "core/manifest.h"
 #include "core/result.h"
 #include "daemon/fill/fill.h"
 #include "daemon/memory/arena.h"
+#include "draftroute/group_request.h"
 
 namespace wcache {
 
@@ -34,6 +36,9 @@ struct LoadEvents {
   /// An error ends the load (somebody else serves it already).
   std::function<Status(const Fingerprint&)> known;
   std::function<void(const FillProgress&)> progress;
+  /// Of a grouped rank, after its fill: what it holds, for what the whole group holds. Blocks until every
+  /// rank on every node has said so.
+  std::function<Result<Key>(const Key&)> agree = {};
 };
 
 /// What loading needs from the machine.
@@ -47,10 +52,11 @@ struct LoadMachine {
 };
 
 struct LoadRequest {
-  std::string model;
-  Role role = Role::target;
+  draftroute::GroupRequest group;
   std::uint32_t rank = 0;
-  std::string name;  ///< for by-name; empty: the checkpoint's own
+  std::uint32_t node_ranks = 1;
+  bool grouped = false;  ///< LoadEvents::agree settles the fingerprint
+  std::string name;      ///< for by-name; empty: the checkpoint's own
   Placement placement;
 };
 

@@ -18,8 +18,8 @@ TEST(DaemonOptions, TakesWhatALauncherGives) {
              "host", "--launcher-fd", "7", "--memory-limit", "2G", "--log-level", "debug"});
   ASSERT_TRUE(parsed) << parsed.error().message;
   const auto& options = std::get<DaemonOptions>(*parsed);
-  EXPECT_EQ(options.model, "/m");
-  EXPECT_EQ(options.role, Role::draft0);
+  EXPECT_EQ(options.group.route.target, "/m");
+  EXPECT_EQ(options.group.role, Role::draft0);
   EXPECT_EQ(options.rank, 3u);
   EXPECT_EQ(options.name, "N");
   EXPECT_EQ(options.run_dir, "/r");

@@ -37,9 +37,11 @@ class StoreTest : public testing::Test {
     const LoadMachine machine{kernel_, *disk.disk, disk.note, cache,
                               [this](const EntryPlan&) { return budget_; }};
     LoadRequest request;
-    request.model = model;
+    request.group.route.target = model;
     request.name = "given";
     request.placement.device_uuid = "HOST-0";
+    request.grouped = grouped_;
+    request.node_ranks = grouped_ ? 2 : 1;
     return load_entry(request, machine,
                       {[this](const EntryPlan&) { events_ += "planned "; },
                        [this](const Fingerprint& fingerprint) {
@@ -49,6 +51,12 @@ class StoreTest : public testing::Test {
                        },
                        [this](const FillProgress&) {
                          if (!events_.ends_with("filling ")) events_ += "filling ";
+                       },
+                       [this](const Key& own) -> Result<Key> {
+                         events_ += "agree ";
+                         Key key = own;
+                         key.files.push_back(other_);
+                         return key;
                        }},
                       stop);
   }
@@ -57,6 +65,8 @@ class StoreTest : public testing::Test {
   std::string model_ = dir_.file("model");
   MemoryKernel kernel_ = MemoryKernel::real();
   Status budget_;
+  bool grouped_ = false;
+  Key::File other_{"zzz-of-another-rank", 3, digest_of("xyz")};
   Status claim_;
   std::string events_;
   std::optional<Fingerprint> known_;
@@ -123,6 +133,24 @@ TEST_F(StoreTest, WhoeverServesItAlreadyEndsTheLoad) {
   DigestCache none;
   claim_ = fail(Reason::busy, "served");
   EXPECT_EQ(load(model_, none).error().message, "served");
+}
+
+TEST_F(StoreTest, AGroupedRankIsPublishedUnderTheKeyOfTheGroup) {
+  DigestCache none;
+  const Fingerprint alone = load(model_, none)->fingerprint;
+  grouped_ = true;
+  const auto entry = load(model_, none);
+  ASSERT_TRUE(entry) << entry.error().message;
+  EXPECT_EQ(events_, "planned filling agree known ");
+  EXPECT_NE(entry->fingerprint, alone);
+  EXPECT_EQ(known_, entry->fingerprint);
+  const auto mapping =
+      Mapping::map(entry->memory.manifest.get(), entry->manifest_nbytes, PROT_READ, MAP_SHARED, "manifest");
+  const auto view = ManifestView::open(mapping->bytes());
+  ASSERT_TRUE(view);
+  EXPECT_EQ(view->node_ranks(), 2u);
+  EXPECT_EQ(view->others(), std::vector<Key::File>{other_});
+  EXPECT_EQ(view->fingerprint(), entry->fingerprint);
 }
 
 TEST_F(StoreTest, TheBudgetIsAskedBeforeTheFirstByte) {
