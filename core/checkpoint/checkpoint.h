@@ -69,16 +69,19 @@ struct Checkpoint {
   std::string name;               ///< base name; of a hub cache snapshot the repository's last part
   std::vector<SourceFile> files;  ///< sorted by name
   std::vector<LeftOut> left_out;  ///< sorted by name
-  std::string
-      architecture;  ///< config.json architectures[0]; "general.architecture" of a GGUF; empty when unknown
-  std::string
-      dtype;  ///< config.json torch_dtype or dtype; else the dtype of most weight bytes; empty when none
-  std::string quantization;  ///< config.json quantization_config.quant_method; empty when none
+  /// config.json architectures[0], else "general.architecture" of a GGUF; empty when unknown.
+  std::string architecture;
+  /// config.json dtype or torch_dtype, else the dtype of most weight bytes; empty when there is none.
+  std::string dtype;
+  /// config.json quantization_config.quant_method; empty when there is none.
+  std::string quantization;
 };
 
 /// Reads directory, headers and index of MODEL; no tensor bytes. Every rule of what is served and left out is
-/// here (docs/architecture.md, "What is served"). Errors name the file and the check that failed: invalid (no
-/// such path, a hub id, an empty directory), corrupt (malformed file or index), denied, io.
+/// here (docs/checkpoints.md). Errors name the file and the check that failed: invalid (no such path, a hub
+/// id, an empty directory, no weights), corrupt (malformed file or index), unsupported (a GGUF of an unknown
+/// kind), denied, io. Names of tensors that are not `shadowed` are unique in the checkpoint; within a file
+/// all are.
 Result<Checkpoint> open_checkpoint(const std::filesystem::path& model);
 
 /// Parts of a weight file's header that do not depend on the directory around it. `file_nbytes` is the file's

@@ -1,5 +1,4 @@
-// What of a model on disk is served, and what is left out. docs/architecture.md, "What is served", has the
-// rules in words.
+// What of a model on disk is served, and what is left out: docs/checkpoints.md has the rules in words.
 
 #include <algorithm>
 #include <array>
