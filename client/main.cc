@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "client/commands.h"
-#include "client/help.h"
 #include "client/node_status_json.h"
+#include "core/help.h"
 #include "core/version.h"
 #include "daemon/supervisor/launcher.h"
 

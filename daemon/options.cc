@@ -1,9 +1,11 @@
 #include "daemon/options.h"
 
 #include <CLI/CLI.hpp>
+#include <memory>
 #include <utility>
 
 #include "core/format.h"
+#include "core/help.h"
 #include "core/log.h"
 #include "core/version.h"
 #include "draftroute/key_options.h"
@@ -54,6 +56,7 @@ Result<std::variant<DaemonOptions, HelpText>> parse_daemon_options(int argc, con
       "wcached");
   DaemonOptions options;
   Words words;
+  app.formatter(std::make_shared<HelpFormatter>());
   app.set_help_flag("--help", "Print this help.");
   app.set_version_flag("--version", std::string(version()), "Print the version.");
   app.add_option("--model", words.model,

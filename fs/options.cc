@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
 
+#include "core/help.h"
 #include "core/log.h"
 #include "core/version.h"
 
@@ -12,13 +14,17 @@ namespace wcache {
 namespace {
 
 constexpr std::string_view kOptionsHelp =
-    R"(comma-separated, and may be repeated:
-run_dir=DIR      where the daemons' sockets are (default: WCACHE_RUN_DIR, else
-                 /run/wcache for root, else $XDG_RUNTIME_DIR/wcache)
-allow_other      let other users in; without it they get EACCES
-no_passthrough   answer reads from this process though the kernel could go
-                 straight to the memory: to compare, and where it misbehaves
-log_level=LEVEL  trace, debug, info (default), warning, error or off)";
+    R"(Comma-separated, and may be repeated:
+run_dir=DIR      where the daemons' sockets are. Default:
+                 $WCACHE_RUN_DIR, else /run/wcache for root,
+                 else $XDG_RUNTIME_DIR/wcache
+allow_other      let other users in; without it they get
+                 EACCES
+no_passthrough   answer reads from this process though the
+                 kernel could go straight to the memory: to
+                 compare, and where it misbehaves
+log_level=LEVEL  trace, debug, info (default), warning,
+                 error or off)";
 
 // Options of an fstab line that mount(8) handles itself or passes on to every file system.
 constexpr std::array<std::string_view, 27> kMountOptions{
@@ -77,13 +83,16 @@ Result<ParsedOptions> parse_options(const std::vector<std::string>& arguments) {
   std::vector<std::string> lists;
   CLI::App app("Mounts the weight cache at DIR and shows what the daemons of the run directory serve.",
                "wcachefs");
-  app.set_version_flag("--version", "wcachefs " + std::string(version()));
-  app.add_option("DIR", places, "an empty directory; SOURCE DIR is understood too, as mount(8) calls")
+  app.formatter(std::make_shared<HelpFormatter>());
+  app.set_help_flag("--help", "Print this help.");
+  app.set_version_flag("--version", "wcachefs " + std::string(version()), "Print the version.");
+  app.add_option("DIR", places, "An empty directory; SOURCE DIR is understood too, as mount(8) calls.")
+      ->type_name("DIR")
       ->expected(1, 2)
       ->required();
   app.add_option("-o", lists, std::string(kOptionsHelp))->type_name("OPTIONS")->allow_extra_args(false);
   app.add_flag("-f", parsed.options.foreground,
-               "stay in the foreground; without it the command ends once mounted");
+               "Stay in the foreground; without it the command ends once mounted.");
   try {
     std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
     app.parse(reversed);

@@ -1,4 +1,4 @@
-#include "client/help.h"
+#include "core/help.h"
 
 #include <sstream>
 #include <vector>
@@ -34,7 +34,10 @@ std::string row(const std::string& head, const std::string& text) {
     line.clear();
   }
   line.resize(kColumn, ' ');
-  return out + wrapped(line, text, kColumn);
+  if (text.find('\n') == std::string::npos) return out + wrapped(line, text, kColumn);
+  std::istringstream lines(text);  // laid out already
+  for (std::string part; std::getline(lines, part); line.assign(kColumn, ' ')) out += line + part + "\n";
+  return out;
 }
 
 std::string head_of(const CLI::Option& option) {
@@ -45,12 +48,20 @@ std::string head_of(const CLI::Option& option) {
   return names;
 }
 
+std::string first_sentence(const std::string& text) {
+  const std::size_t end = text.find(". ");
+  return end == std::string::npos ? text : text.substr(0, end + 1);
+}
+
 bool visible(const CLI::Option& option) {
   return !option.get_group().empty();
 }
 
 std::string arguments_of(const CLI::App& app) {
   std::string text;
+  for (const CLI::Option* option : app.get_options({})) {
+    if (!option->get_positional() && option->get_required()) text += " " + head_of(*option);
+  }
   for (const CLI::Option* option : app.get_options({})) {
     if (!option->get_positional() || !visible(*option)) continue;
     const std::string name = option->get_type_name();
@@ -66,7 +77,7 @@ std::string HelpFormatter::make_help(const CLI::App* app, std::string name, CLI:
   const auto commands = app->get_subcommands([](const CLI::App*) { return true; });
   std::string out = "usage: " + (parent == nullptr ? name : parent->get_name() + " " + app->get_name());
   out += (commands.empty() ? "" : " COMMAND") + arguments_of(*app) + " [OPTIONS]\n\n" +
-         app->get_description() + "\n";
+         wrapped("", app->get_description(), 0);
   std::string arguments, options;
   for (const CLI::Option* option : app->get_options({})) {
     if (!visible(*option)) continue;
@@ -79,7 +90,8 @@ std::string HelpFormatter::make_help(const CLI::App* app, std::string name, CLI:
   if (!arguments.empty()) out += "\narguments:\n" + arguments;
   if (!commands.empty()) {
     out += "\ncommands:\n";
-    for (const CLI::App* command : commands) out += row(command->get_name(), command->get_description());
+    for (const CLI::App* command : commands)
+      out += row(command->get_name(), first_sentence(command->get_description()));
   }
   if (!options.empty()) out += "\noptions:\n" + options;
   return out;
