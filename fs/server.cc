@@ -13,6 +13,7 @@
 #include <optional>
 #include <utility>
 
+#include "client/node_status_json.h"
 #include "fs/control.h"
 #include "fs/daemons.h"
 #include "fs/file_system.h"
@@ -20,7 +21,6 @@
 #include "fs/mount_point.h"
 #include "fs/notifier.h"
 #include "fs/session.h"
-#include "fs/texts.h"
 
 namespace wcache {
 namespace {
@@ -49,9 +49,7 @@ class Server {
         mount_(std::move(mount)),
         tree_(unix_time_ns),
         open_files_(unix_time),
-        status_([this] {
-          return mount_status_text(*tree_.snapshot(), open_files_, run_dir_.path(), mount_status());
-        }),
+        status_([this] { return node_status_json(run_dir_.path()); }),
         file_system_({geteuid(), getegid(), mount_.path(), unix_time_ns()}, tree_, open_files_, passthrough_,
                      status_, log) {}
 

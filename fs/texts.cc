@@ -2,8 +2,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "core/version.h"
-
 namespace wcache {
 namespace {
 
@@ -80,19 +78,6 @@ std::string_view readme_text() {
 std::string entry_status_text(const Entry& entry, const std::vector<Holder>& holders,
                               std::string_view mount) {
   return text_of(group_json(entry, holders, mount));
-}
-
-std::string mount_status_text(const TreeSnapshot& tree, OpenFiles& open_files, std::string_view run_dir,
-                              const MountStatus& mount) {
-  ordered_json status{{"version", version()}, {"protocol", kMaxProtocolVersion}, {"run_dir", run_dir}};
-  ordered_json& mount_json = status["mount"];
-  mount_json = {{"path", mount.path}, {"pid", mount.pid}, {"passthrough", mount.passthrough}};
-  if (!mount.reason.empty()) mount_json["reason"] = mount.reason;
-  status["groups"] = ordered_json::array();
-  for (const Role role : {Role::target, Role::draft0})
-    for (const auto& entry : tree.entries(role))
-      status["groups"].push_back(group_json(*entry, open_files.holders(*entry), mount.path));
-  return text_of(status);
 }
 
 }  // namespace wcache

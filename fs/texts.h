@@ -1,15 +1,11 @@
 #pragma once
 
-#include <cstdint>
-#include <functional>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "fs/entry.h"
-#include "fs/open_files.h"
-#include "fs/tree.h"
+#include "ipc/protocol.h"
 
 namespace wcache {
 
@@ -19,10 +15,5 @@ std::string_view readme_text();
 /// status.json of one entry: the state, who holds it by open files, and where it came from, in the fields of
 /// `wcache status --json`. `mount` is the mount point.
 std::string entry_status_text(const Entry& entry, const std::vector<Holder>& holders, std::string_view mount);
-
-/// What wcachefs itself knows of the node, in the fields of `wcache status --json`: the entries that the
-/// mount shows.
-std::string mount_status_text(const TreeSnapshot& tree, OpenFiles& open_files, std::string_view run_dir,
-                              const MountStatus& mount);
 
 }  // namespace wcache
