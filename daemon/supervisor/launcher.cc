@@ -312,7 +312,7 @@ void Launcher::stop() {
   }
   keeper_.reset();
   watcher_.reset();
-  if (last) remove_run_dir();
+  if (last) clear_run_dir();
   here_.reset();
 }
 
@@ -342,10 +342,13 @@ void Launcher::stop_groups() {
   for (const std::string& socket : sockets) remove_stale_socket(socket);
 }
 
-void Launcher::remove_run_dir() {
-  if (!run_dir_was_made(plan_.run_dir)) return;
+void Launcher::clear_run_dir() {
+  if (const Result<std::vector<RunDir::Socket>> sockets = plan_.run_dir.sockets()) {
+    for (const RunDir::Socket& socket : *sockets)
+      remove_stale_socket(socket.path);  // of launchers that were killed
+  }
   here_.reset();
-  remove_made_run_dir(plan_.run_dir);
+  if (run_dir_was_made(plan_.run_dir)) remove_made_run_dir(plan_.run_dir);
 }
 
 }  // namespace wcache

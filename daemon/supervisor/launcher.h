@@ -81,7 +81,7 @@ class Launcher {
   StatusReply status() const;
   void stop();
   void stop_groups();
-  void remove_run_dir();
+  void clear_run_dir();
 
   LaunchPlan plan_;
   Console& console_;

@@ -30,6 +30,13 @@ def make_checkpoint(out, *options):
     return pathlib.Path(done.stdout.strip())
 
 
+def make_large(out):
+    """A checkpoint that takes a moment to fill: a gibibyte, most of it a hole."""
+    model = make_checkpoint(out, "--kind", "opaque")
+    os.truncate(model / "pytorch_model.bin", 1 << 30)
+    return model
+
+
 def eventually(condition, what, seconds=WAIT):
     """Waits until `condition` gives something true, and returns it."""
     end = time.monotonic() + seconds

@@ -7,7 +7,7 @@ import signal
 import time
 
 import harness
-from harness import SharedModel, make_checkpoint
+from harness import SharedModel, make_large
 
 
 class Interrupt(SharedModel):
@@ -37,7 +37,7 @@ class Interrupt(SharedModel):
                 self.assert_nothing_left()
 
     def test_while_it_fills(self):
-        large = make_checkpoint(self.models / "large", "--kind", "opaque", "--size", "400M")
+        large = make_large(self.models / "large")
         preload = self.node.preload(large)
         harness.eventually(lambda: any(g["state"] == "filling" for g in self.node.status()["groups"]), "filling")
         began = time.monotonic()

@@ -9,7 +9,7 @@ import signal
 import time
 
 import harness
-from harness import SharedModel, eventually, make_checkpoint
+from harness import SharedModel, eventually, make_checkpoint, make_large
 
 SHARD = "model-00001-of-00002.safetensors"
 
@@ -133,7 +133,7 @@ class Supervision(SharedModel):
         self.assert_nothing_left(logs=True)
 
     def test_a_daemon_killed_while_it_fills_is_a_failed_group(self):
-        large = make_checkpoint(self.models / "large", "--kind", "opaque", "--size", "400M")
+        large = make_large(self.models / "large")
         preload = self.node.preload(large)
         pid = eventually(lambda: [p for p, line in self.node.processes() if "/wcached " in line + " "], "wcached")[0]
         os.kill(pid, signal.SIGKILL)
