@@ -56,7 +56,7 @@ Command add_evict(CLI::App& app, CommandContext& context) {
                   "while somebody holds it: an attached client, an open file or a mapping.");
   const auto options = std::make_shared<EntryOptions>();
   command
-      ->add_option("entry", options->entry,
+      ->add_option("ENTRY", options->entry,
                    "A fingerprint, a unique prefix of at least 8 digits, a name, or a path "
                    "in the mounted tree.")
       ->type_name("ENTRY")

@@ -105,7 +105,7 @@ Command add_fingerprint(CLI::App& app, CommandContext& context) {
                   "its digest was read or remembered. Files that are unchanged are not read again.");
   const auto options = std::make_shared<FingerprintOptions>();
   command
-      ->add_option("model", options->model,
+      ->add_option("MODEL", options->model,
                    "A local directory in Hugging Face layout, a hub cache snapshot, or a "
                    "single weight file.")
       ->type_name("MODEL")

@@ -151,7 +151,10 @@ Result<int> run_preload(const CommandContext& context, const PreloadOptions& opt
     if (run_dir_was_made(plan->run_dir)) remove_made_run_dir(plan->run_dir);
     return fail(ready.error());
   }
-  Console console(context.out, context.err, Console::columns_of(context.err));
+  const unsigned columns = Console::columns_of(context.err);
+  if (plan->log_level.empty() && columns > 0)
+    plan->log_level = "warning";  // the lines of progress tell the rest
+  Console console(context.out, context.err, columns);
   return Launcher(std::move(*plan), console, signals).run();
 }
 
@@ -165,7 +168,7 @@ Command add_preload(CLI::App& app, CommandContext& context, const StopSignals& s
                                   "foreground; Ctrl-C or SIGTERM stops what it started.");
   const auto options = std::make_shared<PreloadOptions>();
   command
-      ->add_option("model", options->model,
+      ->add_option("MODEL", options->model,
                    "A local directory in Hugging Face layout, a hub cache snapshot, or a "
                    "single weight file.")
       ->type_name("MODEL")

@@ -115,7 +115,7 @@ Command add_verify(CLI::App& app, CommandContext& context) {
                   "or of every one that is ready. A difference ends it with exit code 1.");
   const auto options = std::make_shared<VerifyOptions>();
   command
-      ->add_option("entry", options->entry,
+      ->add_option("ENTRY", options->entry,
                    "A fingerprint, a unique prefix of at least 8 digits, a name, or a path "
                    "in the mounted tree.")
       ->type_name("ENTRY");

@@ -13,8 +13,10 @@ CLI::App* add_command(CLI::App& app, CommandContext& context, const char* name, 
                    "for root, else $XDG_RUNTIME_DIR/wcache.")
       ->type_name("DIR");
   command
-      ->add_option("--log-level", context.common.log_level,
-                   "How much is logged: trace, debug, info, warning, error or off. Default: info.")
+      ->add_option(
+          "--log-level", context.common.log_level,
+          "How much is logged: trace, debug, info, warning, error or off. Default: info; warning where a "
+          "launcher writes to a terminal.")
       ->type_name("LEVEL");
   return command;
 }

@@ -137,6 +137,7 @@ void MountKeeper::start(Clock::time_point now) {
   }
   std::string options = "run_dir=" + option_value(run_dir_.path());
   if (record_->allow_other) options += ",allow_other";
+  if (!launch_.log_level.empty()) options += ",log_level=" + launch_.log_level;
   Result<Process> process = Process::start(launch_.wcachefs, {record_->path, "-f", "-o", options});
   if (!process) {
     error_ = process.error();
