@@ -14,6 +14,9 @@ namespace {
 /// A launcher shows progress twice a second at least.
 constexpr std::chrono::milliseconds kReportEvery{400};
 
+/// A fill that is told to stop waits five seconds for its reads.
+constexpr std::chrono::seconds kLoadingEnds{8};
+
 double unix_now() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
@@ -71,6 +74,11 @@ Stop Daemon::run() {
   loop_.unwatch(signals_);
   server_.reset();
   if (!ran) stop_ = Stop{StopReason::failed, ran.error()};
+  if (loading_) {
+    log_.error("a read of {} does not end; leaving it behind", status_.source);
+    log_.flush();
+    _exit(stop_->exit_code());
+  }
   return *stop_;
 }
 
@@ -246,12 +254,17 @@ void Daemon::begin_stop(Stop stop) {
   if (stop_) return;
   stop_ = std::move(stop);
   stop_loading_.request_stop();
+  if (loading_) loop_.at(deadline_in(kLoadingEnds), [this] { end_now(); });
   if (!server_ || stop_->reason == StopReason::evicted) return finish();
   server_->withdraw([this] { finish(); });
 }
 
 void Daemon::finish() {
   if (loading_) return;  // loaded() comes back here
+  end_now();
+}
+
+void Daemon::end_now() {
   {
     const std::lock_guard guard(mutex_);
     lock_.reset();
@@ -266,6 +279,7 @@ void Daemon::finish() {
       break;
     case StopReason::failed:
       log_.error("{}", stop_->error->message);
+      if (!stop_->error->hint.empty()) log_.error("{}", stop_->error->hint);
       set_failed(status_, *stop_->error);
       launcher_.send_last(status_);
       break;

@@ -49,6 +49,8 @@ class Daemon {
   Daemon(const DaemonOptions& options, const RunDir& run_dir, int signals, std::optional<Connection> launcher,
          EventLoop& loop, spdlog::logger& log, Load load);
 
+  /// Until the end. A loading thread that hangs in a read of a dead disk is left behind: then the process
+  /// ends in here, with the exit code that its end would have had.
   Stop run();
 
  private:
@@ -65,6 +67,7 @@ class Daemon {
   void launcher_gone();
   void begin_stop(Stop stop);
   void finish();
+  void end_now();
   std::string device_uuid() const;
 
   const DaemonOptions& options_;
