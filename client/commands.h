@@ -13,6 +13,7 @@ Command add_wait(CLI::App& app, CommandContext& context);
 Command add_status(CLI::App& app, CommandContext& context);
 Command add_ls(CLI::App& app, CommandContext& context);
 Command add_fingerprint(CLI::App& app, CommandContext& context);
+Command add_route(CLI::App& app, CommandContext& context);
 Command add_verify(CLI::App& app, CommandContext& context);
 Command add_evict(CLI::App& app, CommandContext& context);
 Command add_doctor(CLI::App& app, CommandContext& context);

@@ -76,6 +76,7 @@ int run_main(int argc, char** argv) {
   commands.push_back(add_status(app, context));
   commands.push_back(add_ls(app, context));
   commands.push_back(add_fingerprint(app, context));
+  commands.push_back(add_route(app, context));
   commands.push_back(add_verify(app, context));
   commands.push_back(add_evict(app, context));
   commands.push_back(add_doctor(app, context));

@@ -104,7 +104,11 @@ Status RunDir::check_socket_length(std::string_view device_uuid) const {
 
 std::string RunDir::rank_socket(Role role, const Fingerprint& fingerprint,
                                 std::string_view device_uuid) const {
-  return file(rank_name(role, to_hex(fingerprint).substr(0, kPrefixDigits), device_uuid));
+  return file(rank_socket_name(role, fingerprint, device_uuid));
+}
+
+std::string rank_socket_name(Role role, const Fingerprint& fingerprint, std::string_view device_uuid) {
+  return rank_name(role, to_hex(fingerprint).substr(0, kPrefixDigits), device_uuid);
 }
 
 std::string RunDir::launcher_socket(pid_t pid) const {

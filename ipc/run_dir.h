@@ -66,6 +66,9 @@ class RunDir {
   std::string path_;
 };
 
+/// The name alone of RunDir::rank_socket: for who says where a socket would be.
+std::string rank_socket_name(Role role, const Fingerprint& fingerprint, std::string_view device_uuid);
+
 /// The bytes of a Unix socket's path, without the final NUL.
 inline constexpr std::size_t kMaxSocketPath = 107;
 
