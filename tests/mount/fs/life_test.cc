@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -49,7 +50,7 @@ TEST_F(LifeTest, ItStopsWhileAFileIsOpen) {
   if (!passthrough) GTEST_SKIP() << "old descriptors outlive the mount with passthrough only";
   std::string got(weights.bytes.size(), '\0');
   ASSERT_TRUE(read_exact(fd->get(), std::as_writable_bytes(std::span(got)), 0, "an old descriptor"));
-  EXPECT_EQ(got, weights.bytes);
+  EXPECT_TRUE(got == weights.bytes);
   struct stat st {};
   EXPECT_EQ(fstat(fd->get(), &st), 0);
   EXPECT_EQ(close(fd->release()), 0);
@@ -71,10 +72,10 @@ TEST_F(LifeTest, KilledWithAMappingOpenAndStartedAgain) {
   EXPECT_EQ(errno, ENOTCONN);
   start();
   EXPECT_EQ(mounts_at(mount()), 1u);
-  EXPECT_EQ(read_file(entry(daemon) + "/model.safetensors"), weights.bytes);
+  EXPECT_TRUE(read_file(entry(daemon) + "/model.safetensors") == weights.bytes);
   if (!passthrough) GTEST_SKIP() << "mappings outlive the mount with passthrough only";
   const auto* text = reinterpret_cast<const char*>(mapping->data());
-  EXPECT_EQ(std::string_view(text, mapping->size()), weights.bytes);
+  EXPECT_TRUE(std::string_view(text, mapping->size()) == weights.bytes);
 }
 
 TEST_F(LifeTest, SeveralDeadMountsOnOnePath) {
@@ -130,6 +131,59 @@ TEST_F(LifeTest, InTheBackgroundItReturnsOnceMounted) {
   const Ended again = run_to_end({"wcache", mount() + "/absent", "-o", "run_dir=" + run_dir().path()});
   EXPECT_EQ(again.status, 3);
   EXPECT_NE(again.error.find("absent"), std::string::npos) << again.error;
+}
+
+TEST_F(LifeTest, AUserWithoutRightsMountsThroughFusermount) {
+  as_nobody([&] {
+    start();
+    EXPECT_FALSE(status().passthrough);
+    EXPECT_NE(status().reason.find("CAP_SYS_ADMIN"), std::string::npos) << status().reason;
+    TestEntryOptions options;
+    options.memfd = true;
+    FakeDaemon daemon(run_dir(), make_test_entry(small_model(), options));
+    const std::string path = entry(daemon);
+    for (const TestFile& file : small_model())
+      EXPECT_TRUE(read_file(path + "/" + file.name) == file.bytes) << file.name;
+    const TestFile weights = small_model()[4];
+    Result<Fd> fd = open_file((path + "/" + weights.name).c_str(), O_RDONLY);
+    ASSERT_TRUE(fd) << fd.error().message;
+    Result<Mapping> mapping = Mapping::map(fd->get(), weights.bytes.size(), PROT_READ, MAP_SHARED, "weights");
+    ASSERT_TRUE(mapping) << mapping.error().message;
+    const auto* text = reinterpret_cast<const char*>(mapping->data());
+    EXPECT_TRUE(std::string_view(text, mapping->size()) == weights.bytes);
+    EXPECT_FALSE(daemon.withdraw(false).withdrawn);
+    mapping->reset();
+    fd->reset();
+    EXPECT_TRUE(daemon.withdraw(false).withdrawn);
+    EXPECT_FALSE(exists(path));
+
+    // Killed and started again, and stopped: everything through fusermount3.
+    end(SIGKILL);
+    EXPECT_EQ(mounts_at(mount()), 1u);
+    start();
+    EXPECT_EQ(mounts_at(mount()), 1u);
+    EXPECT_EQ(list(mount()).size(), 4u);
+    EXPECT_EQ(end(SIGTERM), 0);
+    EXPECT_EQ(mounts_at(mount()), 0u);
+  });
+}
+
+TEST_F(LifeTest, MountUnderstandsAnFstabLine) {
+  if (access("/sbin/mount.fuse", X_OK) != 0)
+    GTEST_SKIP() << "mount(8) has no helper for FUSE here (package fuse3)";
+  // The helper looks for wcachefs in its own path only.
+  if (::mount("none", "/usr/local/bin", "tmpfs", 0, nullptr) != 0) GTEST_SKIP() << "cannot mount a tmpfs";
+  std::filesystem::create_symlink(WCACHEFS, "/usr/local/bin/wcachefs");
+  const std::string fstab = run_dir().path() + "/fstab";
+  std::ofstream(fstab) << "wcache " << mount()
+                       << " fuse.wcachefs noauto,nofail,allow_other,run_dir=" << run_dir().path() << " 0 0\n";
+  const int mounted = std::system(("mount -T " + fstab + " " + mount()).c_str());
+  EXPECT_EQ(mounted, 0);
+  EXPECT_EQ(list(mount()).size(), 4u);
+  EXPECT_EQ(status().path, mount());
+  EXPECT_EQ(std::system(("umount " + mount()).c_str()), 0);
+  EXPECT_TRUE(eventually([&] { return !exists(run_dir().mount_socket()); }));
+  umount2("/usr/local/bin", MNT_DETACH);
 }
 
 TEST_F(LifeTest, PathsWithOddCharacters) {

@@ -4,6 +4,8 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <sys/wait.h>
 #include <sys/xattr.h>
 #include <unistd.h>
@@ -31,6 +33,8 @@ void enter_own_namespace() {
       unshare(CLONE_NEWNS) == 0 && ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0;
   if (!done) return;  // without the rights fusermount3 mounts, and TearDown unmounts
 }
+
+constexpr uid_t kNobody = 65534;
 
 pid_t spawn(std::vector<std::string> arguments, int error_fd) {
   std::vector<char*> argv;
@@ -65,7 +69,34 @@ void MountTest::SetUp() {
   run_dir_ = *run_dir;
 }
 
+void MountTest::as_nobody(const std::function<void()>& body) {
+  struct stat helper {};
+  if (getuid() != 0 || stat("/usr/bin/fusermount3", &helper) != 0 || (helper.st_mode & S_ISUID) == 0)
+    GTEST_SKIP() << "needs root to begin with, and a setuid fusermount3";
+  // Machines with udev give every user the device.
+  const std::string device = root_ + "/fuse";
+  const bool made = mknod(device.c_str(), S_IFCHR | 0666, makedev(10, 229)) == 0 &&
+                    chmod(device.c_str(), 0666) == 0 &&
+                    ::mount(device.c_str(), "/dev/fuse", nullptr, MS_BIND, nullptr) == 0;
+  if (!made) GTEST_SKIP() << "cannot make a device that every user may open";
+  device_mounted_ = true;
+  ASSERT_EQ(chmod(root_.c_str(), 0755), 0);
+  for (const std::string& path : {mount_, run_dir_->path()})
+    ASSERT_EQ(chown(path.c_str(), kNobody, kNobody), 0);
+  fflush(nullptr);
+  const pid_t child = fork();
+  if (child == 0) {
+    if (setgid(kNobody) != 0 || setuid(kNobody) != 0) _exit(1);
+    body();
+    if (pid_ > 0) end(SIGKILL);
+    fflush(nullptr);
+    _exit(HasFailure() ? 1 : 0);
+  }
+  EXPECT_EQ(wait_status(child), 0) << "see the failures above";
+}
+
 void MountTest::TearDown() {
+  if (device_mounted_) umount2("/dev/fuse", MNT_DETACH);
   if (pid_ > 0) end(SIGKILL);
   while (umount2(mount_.c_str(), MNT_DETACH) == 0) continue;
   std::filesystem::remove_all(root_);

@@ -28,6 +28,10 @@ class MountTest : public testing::Test {
   /// Starts `wcachefs <mount> -f -o run_dir=…,<options>` and waits until its socket answers. Skips the test
   /// where this machine cannot mount.
   void start(const std::string& options = {});
+  /// Runs `body` as a user without rights, who has /dev/fuse and fusermount3, in a process of its own: the
+  /// test's checks work there. Skips the test where that cannot be had.
+  void as_nobody(const std::function<void()>& body);
+
   /// Runs it with exactly these arguments and waits for its end: exit status and standard error.
   struct Ended {
     int status = -1;
@@ -53,6 +57,7 @@ class MountTest : public testing::Test {
   std::string root_, mount_;
   std::optional<RunDir> run_dir_;
   pid_t pid_ = -1;
+  bool device_mounted_ = false;
 };
 
 /// Until `condition` holds, at most 10 s.

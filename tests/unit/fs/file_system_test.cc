@@ -125,7 +125,7 @@ TEST_F(SessionOverASocket, FilesAreOpenedReadAndReleased) {
     ASSERT_EQ(opened.errnum, 0) << file.name;
     EXPECT_NE(opened.as<fuse_open_out>().open_flags & FOPEN_NOFLUSH, 0u);
     const std::uint64_t handle = opened.as<fuse_open_out>().fh;
-    EXPECT_EQ(kernel_.read(inode, handle, 0, 200'000).bytes, file.bytes) << file.name;
+    EXPECT_TRUE(kernel_.read(inode, handle, 0, 200'000).bytes == file.bytes) << file.name;
     if (file.bytes.size() > 10) {
       EXPECT_EQ(kernel_.read(inode, handle, 3, 5).bytes, file.bytes.substr(3, 5));
     }
@@ -238,7 +238,7 @@ TEST_F(SessionOverASocket, AnEntryThatIsGoneServesItsOpenFilesOnly) {
   const std::weak_ptr<Entry> weak = entry_;
   tree_.withdraw(Role::target, entry_->fingerprint());
   entry_.reset();
-  EXPECT_EQ(kernel_.read(inode, handle, 0, 200'000).bytes, file.bytes);
+  EXPECT_TRUE(kernel_.read(inode, handle, 0, 200'000).bytes == file.bytes);
   EXPECT_EQ(kernel_.getattr(inode, handle).as<fuse_attr_out>().attr.size, file.bytes.size());
   EXPECT_EQ(kernel_.getattr(inode).errnum, ESTALE);
   EXPECT_EQ(kernel_.open(inode).errnum, ESTALE);
