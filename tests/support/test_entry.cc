@@ -77,10 +77,13 @@ TestEntry make_test_entry(std::vector<TestFile> files, const TestEntryOptions& o
   for (std::size_t i = 0; i < files.size(); ++i) digests.push_back(digests_of(files[i], plan.images[i]));
 
   TestEntry entry;
-  entry.fingerprint = options.fingerprint.value_or(key_of(plan, digests).fingerprint());
+  const Key key = key_of(plan, digests);
+  entry.fingerprint = options.fingerprint.value_or(key.fingerprint());
+  std::optional<GroupPlace> place;
+  if (options.tp_size > 1) place = GroupPlace{options.tp_size, key};
   const std::vector<std::byte> manifest =
       need(build_manifest(plan, digests, entry.fingerprint,
-                          {"host", "HOST-" + std::to_string(options.rank), "file"}),
+                          {"host", "HOST-" + std::to_string(options.rank), "file"}, place),
            "the manifest");
   entry.manifest_nbytes = manifest.size();
   const MemoryKernel kernel = MemoryKernel::real();
