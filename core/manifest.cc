@@ -311,7 +311,8 @@ Result<ManifestView> ManifestView::open(std::span<const std::byte> bytes) {
     return corrupt("is " + std::to_string(bytes.size()) + " bytes, more than 2 GiB");
   if (reinterpret_cast<std::uintptr_t>(bytes.data()) % kAlignment != 0)
     return corrupt("is not aligned to 8 bytes");
-  // Vectors of structs are checked as a whole, one comparison each; only dtypes and left_out are walked.
+  // Vectors of structs are checked as a whole, one comparison each; only dtypes, left_out and others are
+  // walked.
   flatbuffers::Verifier verifier(reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size());
   if (bytes.size() < kAlignment || !wire::VerifyManifestBuffer(verifier))
     return corrupt("does not verify: it is damaged or of another version");
