@@ -1,11 +1,5 @@
-# What no single target installs: man pages, and the private libfuse, where one is used, for the programs that need it.
-
-foreach(section 1 5 7 8)
-  file(GLOB pages CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/man/*.${section})
-  if(pages)
-    install(FILES ${pages} DESTINATION ${CMAKE_INSTALL_MANDIR}/man${section})
-  endif()
-endforeach()
+# The private libfuse, where one is used, is installed for the programs that need it. Each program, library and man page
+# is installed where it is defined.
 
 if(WCACHE_FUSE_LIBRARY_DIR)
   file(GLOB libraries ${WCACHE_FUSE_LIBRARY_DIR}/libfuse3.so.*)
