@@ -5,6 +5,7 @@
 #include "client/entry_ref.h"
 #include "client/node_status.h"
 #include "core/format.h"
+#include "daemon/holders.h"
 #include "ipc/client.h"
 
 namespace wcache {
@@ -27,6 +28,27 @@ Status evict_rank(const RankStatus& rank) {
   return {};
 }
 
+/// An entry whose daemon died is the mount's: it knows the open files, and the mappings are looked for here.
+Status evict_orphan(const std::string& run_dir, const GroupStatus& group) {
+  const MappingScan scan = scan_mappings("/proc", {{}, "/" + group.role + "/" + group.fingerprint + "/", {}});
+  if (!scan.holders.empty()) {
+    const Holder& holder = scan.holders.front();
+    return fail(Reason::busy,
+                title_of(group) + " is mapped by pid " + std::to_string(holder.pid) + " (" +
+                    printable(holder.command) + ")",
+                "stop the engine that uses it");
+  }
+  const Result<RunDir> directory = RunDir::open(run_dir);
+  if (!directory) return fail(directory.error());
+  Result<Client> client =
+      Client::connect(directory->mount_socket(), Purpose::command, "wcache evict", deadline_in(kConnect));
+  if (!client) return fail(client.error());
+  const Result<EvictReply> reply =
+      client->request<EvictReply>(EvictRequest{group.role, group.fingerprint}, deadline_in(kEvict));
+  if (!reply) return fail(reply.error());
+  return {};
+}
+
 Result<int> run_evict(const CommandContext& context, const EntryOptions& options) {
   const Result<std::string> run_dir = context.run_dir();
   if (!run_dir) return fail(run_dir.error());
@@ -34,9 +56,11 @@ Result<int> run_evict(const CommandContext& context, const EntryOptions& options
   if (!node) return fail(node.error());
   const Result<GroupStatus> group = resolve_entry(*node, options.entry, options.role);
   if (!group) return fail(group.error());
-  if (group->state == State::orphaned)
-    return fail(Reason::unsupported, title_of(*group) + " has lost its daemon: only the mount still holds it",
-                "it goes with the mount, or when a new preload of it is evicted");
+  if (group->state == State::orphaned) {
+    if (Status evicted = evict_orphan(*run_dir, *group); !evicted) return fail(evicted.error());
+    print(context.out, "evicted " + title_of(*group) + "\n");
+    return 0;
+  }
   if (group->state != State::ready)
     return fail(Reason::not_ready, title_of(*group) + " is " + std::string(to_string(group->state)),
                 "stop the launcher that fills it instead");

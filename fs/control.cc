@@ -21,20 +21,19 @@ constexpr std::chrono::seconds kPollWait{5};
 
 }  // namespace
 
-Result<std::unique_ptr<Control>> Control::start(SocketLock lock, std::function<StatusReply()> status,
-                                                spdlog::logger& log) {
+Result<std::unique_ptr<Control>> Control::start(SocketLock lock, Handlers handlers, spdlog::logger& log) {
   Fd stop = Fd::adopt(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!stop) return fail_errno("eventfd", errno);
   Result<Listener> listener = Listener::bind(std::move(lock));
   if (!listener) return fail(std::move(listener.error()));
   std::unique_ptr<Control> control(
-      new Control(std::move(*listener), std::move(status), std::move(stop), log));
+      new Control(std::move(*listener), std::move(handlers), std::move(stop), log));
   control->thread_ = std::thread([self = control.get()] { self->run(); });
   return control;
 }
 
-Control::Control(Listener listener, std::function<StatusReply()> status, Fd stop, spdlog::logger& log)
-    : listener_(std::move(listener)), status_(std::move(status)), stop_(std::move(stop)), log_(log) {}
+Control::Control(Listener listener, Handlers handlers, Fd stop, spdlog::logger& log)
+    : listener_(std::move(listener)), handlers_(std::move(handlers)), stop_(std::move(stop)), log_(log) {}
 
 Control::~Control() {
   const std::uint64_t one = 1;
@@ -109,12 +108,23 @@ bool Control::answer(Caller& caller, const Envelope& request) {
   }
   if (!caller.greeted) return false;
   if (std::holds_alternative<StatusRequest>(request.body)) {
-    for (StatusReply& page : pages_of(status_()))
+    for (StatusReply& page : pages_of(handlers_.status()))
       if (!send(std::move(page))) return false;
     return true;
   }
+  if (const auto* eviction = std::get_if<EvictRequest>(&request.body)) {
+    Status evicted = evict(*eviction);
+    return evicted ? send(EvictReply{}) : send(ErrorReply{std::move(evicted.error())});
+  }
   return send(
       ErrorReply{Error{Reason::invalid, "wcachefs does not answer " + std::string(name_of(request.body))}});
+}
+
+Status Control::evict(const EvictRequest& request) const {
+  const Result<Role> role = role_from_string(request.role);
+  const std::optional<Digest> digest = digest_from_hex(request.fingerprint);
+  if (!role || !digest) return fail(Reason::invalid, "an evict that names no entry");
+  return handlers_.evict_orphan(*role, Fingerprint{*digest});
 }
 
 }  // namespace wcache

@@ -18,12 +18,16 @@
 
 namespace wcache {
 
-/// wcachefs's own socket: answers status. One thread; who says nothing holds up nobody.
+/// wcachefs's own socket: answers status, and drops orphaned entries. One thread; who says nothing holds up
+/// nobody.
 class Control {
  public:
-  /// `status` may be called at any time until the object goes.
-  static Result<std::unique_ptr<Control>> start(SocketLock lock, std::function<StatusReply()> status,
-                                                spdlog::logger& log);
+  /// What it asks of the mount, at any time until the object goes.
+  struct Handlers {
+    std::function<StatusReply()> status;
+    std::function<Status(Role role, const Fingerprint& fingerprint)> evict_orphan;
+  };
+  static Result<std::unique_ptr<Control>> start(SocketLock lock, Handlers handlers, spdlog::logger& log);
   ~Control();
 
  private:
@@ -32,14 +36,15 @@ class Control {
     Deadline idle_until;
     bool greeted = false;
   };
-  Control(Listener listener, std::function<StatusReply()> status, Fd stop, spdlog::logger& log);
+  Control(Listener listener, Handlers handlers, Fd stop, spdlog::logger& log);
   void run();
   void accept_callers();
   bool serve(Caller& caller);
   bool answer(Caller& caller, const Envelope& request);
+  Status evict(const EvictRequest& request) const;
 
   Listener listener_;
-  std::function<StatusReply()> status_;
+  Handlers handlers_;
   Fd stop_;  // eventfd
   spdlog::logger& log_;
   std::vector<Caller> callers_;  // of the thread only

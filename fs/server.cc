@@ -66,8 +66,13 @@ class Server {
     Result<std::unique_ptr<Daemons>> daemons = Daemons::start(run_dir_, *groups_, log_);
     if (!daemons) return fail(std::move(daemons.error()));
     daemons_ = std::move(*daemons);
-    Result<std::unique_ptr<Control>> control = Control::start(
-        std::move(lock_), [this] { return status(); }, log_);
+    Result<std::unique_ptr<Control>> control =
+        Control::start(std::move(lock_),
+                       {[this] { return status(); },
+                        [this](Role role, const Fingerprint& fingerprint) {
+                          return groups_->evict_orphan(role, fingerprint);
+                        }},
+                       log_);
     if (!control) return fail(std::move(control.error()));
     control_ = std::move(*control);
     return {};

@@ -159,8 +159,9 @@ Offset<wire::AttachRequest> pack(FlatBufferBuilder& to, const AttachRequest&) {
 Offset<wire::VerifyRequest> pack(FlatBufferBuilder& to, const VerifyRequest&) {
   return wire::CreateVerifyRequest(to);
 }
-Offset<wire::EvictRequest> pack(FlatBufferBuilder& to, const EvictRequest&) {
-  return wire::CreateEvictRequest(to);
+Offset<wire::EvictRequest> pack(FlatBufferBuilder& to, const EvictRequest& from) {
+  const auto role = text(to, from.role), fingerprint = text(to, from.fingerprint);
+  return wire::CreateEvictRequest(to, role, fingerprint);
 }
 Offset<wire::EvictReply> pack(FlatBufferBuilder& to, const EvictReply&) {
   return wire::CreateEvictReply(to);
@@ -304,7 +305,9 @@ class Reader {
   StatusRequest unpack(const wire::StatusRequest&) { return {}; }
   AttachRequest unpack(const wire::AttachRequest&) { return {}; }
   VerifyRequest unpack(const wire::VerifyRequest&) { return {}; }
-  EvictRequest unpack(const wire::EvictRequest&) { return {}; }
+  EvictRequest unpack(const wire::EvictRequest& from) {
+    return EvictRequest{text(from.role()), text(from.fingerprint())};
+  }
   EvictReply unpack(const wire::EvictReply&) { return {}; }
   HoldersRequest unpack(const wire::HoldersRequest&) { return {}; }
 

@@ -132,6 +132,8 @@ struct VerifyReply {
 };
 
 struct EvictRequest {
+  std::string role;         ///< to wcachefs only: which orphaned entry
+  std::string fingerprint;  ///< likewise
   bool operator==(const EvictRequest&) const = default;
 };
 struct EvictReply {

@@ -37,7 +37,7 @@ bool all_of(std::string_view text, std::string_view allowed) {
 }
 
 Result<std::string> absolute(std::string_view path) {
-  if (path.empty()) return fail(Reason::invalid, "the run directory's name is empty", {}, "run-dir");
+  if (path.empty()) return fail(Reason::invalid, "the run directory's name is empty", {}, "--run-dir");
   std::error_code error;
   std::string text =
       std::filesystem::absolute(std::filesystem::path(path), error).lexically_normal().string();
@@ -72,7 +72,7 @@ Result<std::string> RunDir::default_path(uid_t uid, const Environment& environme
   if (uid == 0) return "/run/wcache";
   if (std::optional<std::string> runtime = environment("XDG_RUNTIME_DIR")) return *runtime + "/wcache";
   return fail(Reason::invalid, "no run directory: XDG_RUNTIME_DIR is not set",
-              "name one with --run-dir or WCACHE_RUN_DIR", "run-dir");
+              "name one with --run-dir or WCACHE_RUN_DIR", "--run-dir");
 }
 
 Result<RunDir> RunDir::open(std::string_view path) {
@@ -99,7 +99,7 @@ Status RunDir::check_socket_length(std::string_view device_uuid) const {
   return fail(Reason::invalid,
               "run directory " + path_ + " is too long: the path of a socket in it has " +
                   std::to_string(longest) + " bytes, the limit is " + std::to_string(kMaxSocketPath),
-              "name a shorter one with --run-dir", "run-dir");
+              "name a shorter one with --run-dir", "--run-dir");
 }
 
 std::string RunDir::rank_socket(Role role, const Fingerprint& fingerprint,

@@ -214,8 +214,10 @@ void Group::abandon(Error error) {
   signal(SIGTERM);
 }
 
-void Group::forget() {
-  if (phase_ == GroupPhase::lost) abandon(error_);
+void Group::forget(bool on_request) {
+  if (phase_ != GroupPhase::lost) return;
+  abandon(error_);
+  if (on_request) phase_ = GroupPhase::evicted;
 }
 
 void Group::signal(int number) const {

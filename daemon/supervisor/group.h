@@ -49,8 +49,9 @@ class Group {
   /// Gives up on it: its daemons are told to end, the phase is failed with this error.
   void abandon(Error error);
 
-  /// What the mount no longer shows of a lost group is gone for good: lost becomes failed.
-  void forget();
+  /// The mount no longer shows what it held of a lost group: lost becomes evicted where somebody dropped it
+  /// on request, else failed.
+  void forget(bool on_request);
 
   /// SIGTERM, or what is given, to every daemon that runs.
   void signal(int number) const;

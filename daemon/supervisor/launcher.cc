@@ -13,6 +13,7 @@
 
 #include "core/format.h"
 #include "daemon/supervisor/made_run_dir.h"
+#include "ipc/client.h"
 #include "ipc/listener.h"
 #include "ipc/socket_lock.h"
 
@@ -23,6 +24,7 @@ constexpr std::array kStopSignals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
 constexpr std::chrono::seconds kWaitForLast{30};     // for a last launcher to clear up
 constexpr std::chrono::seconds kGentleEnd{15};       // for daemons to end on SIGTERM
 constexpr std::chrono::seconds kUnknownPatience{3};  // for a daemon elsewhere that nobody knows
+constexpr std::chrono::seconds kDropOrphan{2};
 constexpr unsigned kMostRetries = 3;
 constexpr int kTurnMs = 100;
 
@@ -204,11 +206,12 @@ void Launcher::look_after_elsewhere(Member& member, const Sighting& seen) {
 
 void Launcher::look_after_lost(Member& member, const Sighting& seen) {
   const std::string entry = entry_of(member.group);
-  const bool served = keeper_ && !(seen.mount && !seen.visible.contains(entry));
-  if (!served) {
-    member.group.forget();
-    return announce_failed(member);
+  const bool gone = !keeper_ || (seen.mount && !seen.visible.contains(entry));
+  if (gone) {
+    member.group.forget(member.kept_by != 0 && seen.mount && seen.mount->pid == member.kept_by);
+    return member.group.phase() == GroupPhase::evicted ? announce_evicted(member) : announce_failed(member);
   }
+  if (seen.mount) member.kept_by = seen.mount->pid;
   if (member.said == GroupPhase::lost) return;
   console_.note(member.group.error().message + "; the mount still serves " + entry +
                 ", a new preload replaces it");
@@ -302,9 +305,14 @@ StatusReply Launcher::status() const {
 }
 
 void Launcher::stop() {
+  std::vector<std::string> orphans;
+  for (const Member& member : members_) {
+    if (member.group.phase() == GroupPhase::lost) orphans.push_back(entry_of(member.group));
+  }
   stop_groups();
   socket_.reset();
   const bool last = here_ && here_->become_last();
+  if (!last) drop_orphans(orphans);
   if (last && !leave_mount_) {
     // A launcher without a mount of its own may be the last to go as well.
     if (!keeper_) keeper_.emplace(plan_.run_dir, MountPlan{}, plan_, console_);
@@ -340,6 +348,19 @@ void Launcher::stop_groups() {
   }
   members_.clear();  // kills what is left
   for (const std::string& socket : sockets) remove_stale_socket(socket);
+}
+
+/// Of a mount that stays: what it still holds of this launcher's groups.
+void Launcher::drop_orphans(const std::vector<std::string>& entries) const {
+  for (const std::string& entry : entries) {
+    Result<Client> mount = Client::connect(plan_.run_dir.mount_socket(), Purpose::launcher, "wcache preload",
+                                           deadline_in(kDropOrphan));
+    if (!mount) return;
+    const std::size_t slash = entry.find('/');
+    const Result<EvictReply> reply = mount->request<EvictReply>(
+        EvictRequest{entry.substr(0, slash), entry.substr(slash + 1)}, deadline_in(kDropOrphan));
+    if (!reply) console_.note("the mount keeps " + entry + ": " + printable(reply.error().message));
+  }
 }
 
 void Launcher::clear_run_dir() {

@@ -61,6 +61,7 @@ class Launcher {
     std::optional<GroupPhase> said;  // the phase that the user was last told of
     unsigned starts = 0;
     std::optional<Clock::time_point> deadline;
+    std::int32_t kept_by = 0;                        // phase lost: the wcachefs that still shows it
     std::optional<Clock::time_point> unknown_since;  // phase elsewhere, and nobody knows of it
   };
 
@@ -81,6 +82,7 @@ class Launcher {
   StatusReply status() const;
   void stop();
   void stop_groups();
+  void drop_orphans(const std::vector<std::string>& entries) const;
   void clear_run_dir();
 
   LaunchPlan plan_;

@@ -60,7 +60,7 @@ std::vector<Envelope> one_of_each() {
       {9, VerifyRequest{}},
       {10, VerifyProgress{1, 2}},
       {11, VerifyReply{false, "f", "t", "e", "o"}},
-      {12, EvictRequest{}},
+      {12, EvictRequest{"target", "00112233445566778899aabbccddeeff"}},
       {13, EvictReply{}},
       {14, HoldersRequest{}},
       {15, HoldersReply{{{4, "python", 1.0}}}},
@@ -91,6 +91,7 @@ TEST(Protocol, EveryMessageComesBackAsItWas) {
 TEST(Protocol, EmptyMessagesComeBackToo) {
   EXPECT_EQ(decode(*encode({9, StatusReply{}})).value(), (Envelope{9, StatusReply{}}));
   EXPECT_EQ(decode(*encode({9, RankStatus{}})).value(), (Envelope{9, RankStatus{}}));
+  EXPECT_EQ(decode(*encode({9, EvictRequest{}})).value(), (Envelope{9, EvictRequest{}}));
 }
 
 TEST(Protocol, AnyTruncationOrTrailingByteIsRefused) {
