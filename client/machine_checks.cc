@@ -94,9 +94,12 @@ MachineCheck check_kernel() {
 }
 
 MachineCheck check_mount(const FuseProbe& probe) {
-  if (!probe.device)
+  if (!probe.device) {
+    const bool shut = probe.device.error().reason == Reason::denied;
     return {"fuse", Grade::fatal, probe.device.error().message,
-            "load the module (modprobe fuse); in a container, give it the device /dev/fuse"};
+            shut ? "let this user open it: chmod 0666 /dev/fuse"
+                 : "load the module (modprobe fuse); in a container, give it the device /dev/fuse"};
+  }
   if (probe.mount) return {"fuse", Grade::ok, "a mount can be made with this process's own rights", ""};
   if (!probe.helper.empty())
     return {"fuse", Grade::ok,

@@ -1,11 +1,9 @@
 #!/usr/bin/env python3
 """evict: what holds an entry, and what goes when nothing does."""
 
-import json
 import mmap
 import os
-import pathlib
-import socket
+import signal
 import subprocess
 import sys
 
@@ -65,6 +63,35 @@ class Evict(SharedModel):
         holder.wait()
         holder.stdout.close()
         self.assert_evicted()
+
+    def test_an_attached_client_holds_it(self):
+        socket = self.node.group()["ranks"][0]["socket"]
+        holder = subprocess.Popen([harness.BIN.parent / "tests" / "hold_attached", socket], stdin=subprocess.PIPE,
+                                  stdout=subprocess.PIPE)
+        self.addCleanup(holder.kill)
+        self.assertRegex(holder.stdout.readline(), b"attached to [0-9]+ files")
+        self.assert_busy(holder.pid)
+        self.assertIn("hold_attached", self.node.run("status").stdout)
+        holder.stdin.close()
+        holder.wait()
+        holder.stdout.close()
+        self.assert_evicted()
+
+    def test_an_entry_whose_daemon_died(self):
+        os.kill(self.node.pid_of("wcached"), signal.SIGKILL)
+        eventually(lambda: self.node.group()["state"] == "orphaned", "orphaned")
+        with open(self.path / SHARD, "rb"):
+            self.assertEqual(self.node.run("evict", self.fingerprint).returncode, 6)
+        with open(self.path / SHARD, "rb") as file:
+            mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        done = self.node.run("evict", self.fingerprint)
+        self.assertEqual(done.returncode, 6)
+        self.assertIn(str(os.getpid()), done.stderr)
+        mapping.close()
+        self.assertEqual(self.node.run("evict", self.fingerprint).returncode, 0)
+        eventually(lambda: not self.path.exists(), "the directory is gone")
+        self.assertEqual(self.preload.wait(), 0)
+        self.assert_nothing_left(logs=True)
 
     def test_by_every_name_it_has(self):
         self.assertEqual(self.node.run("evict", "nobody").returncode, 3)

@@ -4,9 +4,7 @@
 import hashlib
 import mmap
 import os
-import pathlib
 import signal
-import time
 
 import harness
 from harness import SharedModel, eventually, make_checkpoint, make_large
@@ -131,6 +129,19 @@ class Supervision(SharedModel):
         self.assertEqual(again.stop(), 0)
         self.assertEqual(preload.stop(), 0)
         self.assert_nothing_left(logs=True)
+
+    def test_a_launcher_takes_its_orphaned_entry_along(self):
+        first = self.node.preload(self.model)
+        _, _, path = first.ready()
+        second = self.node.preload(self.other, mount=[])
+        second.ready()
+        daemon = next(pid for pid, line in self.node.processes() if str(self.model) in line and "wcached" in line)
+        os.kill(daemon, signal.SIGKILL)
+        eventually(lambda: "still serves" in first.errors, "said on standard error")
+        self.assertTrue(path.is_dir())
+        self.assertEqual(first.stop(), 0)
+        eventually(lambda: not path.exists(), "the orphaned entry went with its launcher")
+        self.assertEqual(self.node.group()["state"], "ready")
 
     def test_a_daemon_killed_while_it_fills_is_a_failed_group(self):
         large = make_large(self.models / "large")
