@@ -11,7 +11,6 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <ranges>
 #include <sstream>
 #include <string_view>
 #include <system_error>
@@ -80,7 +79,8 @@ Status make_directories(const std::string& path, std::vector<std::string>& creat
     if (errno != ENOENT) return fail_errno("making the directory " + at.string(), errno);
     missing.push_back(at.string());
   }
-  for (const std::string& directory : std::views::reverse(missing)) {
+  for (; !missing.empty(); missing.pop_back()) {
+    const std::string& directory = missing.back();
     if (mkdir(directory.c_str(), 0755) != 0) return fail_errno("making the directory " + directory, errno);
     created.push_back(directory);
   }
@@ -88,7 +88,7 @@ Status make_directories(const std::string& path, std::vector<std::string>& creat
 }
 
 void remove_directories(const std::vector<std::string>& created) {
-  for (const std::string& directory : std::views::reverse(created)) rmdir(directory.c_str());
+  for (auto directory = created.rbegin(); directory != created.rend(); ++directory) rmdir(directory->c_str());
 }
 
 Result<std::string> resolve_mount_path(const std::string& path) {
