@@ -5,11 +5,12 @@ import os
 import sys
 
 
-def arguments(description, *more):
-    """Parses --disk and --mounted, and the options named in `more`."""
+def arguments(description, *more, pairs=False):
+    """Parses --disk and --mounted (with `pairs` lists, given again for each model) and the options named in `more`."""
+    action = "append" if pairs else "store"
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--disk", required=True, metavar="PATH", help="the checkpoint")
-    parser.add_argument("--mounted", required=True, metavar="PATH", help="the same as the mount shows it")
+    parser.add_argument("--disk", required=True, action=action, metavar="PATH", help="the checkpoint")
+    parser.add_argument("--mounted", required=True, action=action, metavar="PATH", help="the same as the mount shows it")
     for name in more:
         parser.add_argument(name)
     return parser.parse_args()

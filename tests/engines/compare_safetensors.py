@@ -60,14 +60,18 @@ def compare_file(disk, mounted):
     return len(names)
 
 
-def main():
-    args = arguments(__doc__)
-    disk, mounted = pathlib.Path(args.disk), pathlib.Path(args.mounted)
+def compare_directory(disk, mounted):
     files = sorted(p.name for p in disk.glob("*.safetensors"))
-    check(files, "no safetensors files")
-    equal(files, sorted(p.name for p in mounted.glob("*.safetensors")), "files")
+    check(files, f"{disk}: no safetensors files")
+    equal(files, sorted(p.name for p in mounted.glob("*.safetensors")), f"{disk}: files")
     count = sum(compare_file(disk / name, mounted / name) for name in files)
-    print(f"safetensors: {len(files)} files, {count} tensors are the same")
+    print(f"safetensors: {disk.name}: {len(files)} files, {count} tensors are the same", flush=True)
+
+
+def main():
+    args = arguments(__doc__, pairs=True)
+    for disk, mounted in zip(args.disk, args.mounted, strict=True):
+        compare_directory(pathlib.Path(disk), pathlib.Path(mounted))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ def main():
     check(len(set(disk["tokens"][0])) > 3, f"the model itself is wrong: {disk['tokens']}")
     check(disk["weights"][0], "vLLM gave no checksums")
     for strategy in ("lazy", "eager", "prefetch"):
-        mounted = vllm_engine.run(args.mounted, strategy=strategy)
+        mounted = vllm_engine.run(args.mounted, safetensors_load_strategy=strategy)
         equal(disk["weights"], mounted["weights"], f"{strategy}: checksums of the parameters")
         equal(disk["tokens"], mounted["tokens"], f"{strategy}: tokens")
     print(f"vllm: {len(disk['weights'][0])} parameters and {sum(map(len, disk['tokens']))} tokens are the same")

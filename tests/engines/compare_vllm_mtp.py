@@ -17,10 +17,10 @@ def main():
     own = {k: v for k, v in speculative.items() if k != "model"}
     check(speculative.get("model"), "the speculative config names no draft")
 
-    disk = vllm_engine.run(args.disk, own, tp)
+    disk = vllm_engine.run(args.disk, tp, speculative_config=own)
     check(disk["drafted"] and disk["accepted"] == disk["drafted"],
           f"the model itself is wrong: {disk['accepted']} of {disk['drafted']} draft tokens accepted")
-    mounted = vllm_engine.run(args.mounted, speculative, tp)
+    mounted = vllm_engine.run(args.mounted, tp, speculative_config=speculative)
     equal(disk["weights"], mounted["weights"], "checksums of the target's parameters")
     check(mounted["draft_weights"][0], "no draft was loaded")
     equal(disk["draft_weights"], mounted["draft_weights"], "checksums of the draft's parameters")
@@ -28,7 +28,7 @@ def main():
     equal(disk["accepted"], mounted["accepted"], "accepted draft tokens")
     equal(disk["drafted"], mounted["drafted"], "draft tokens")
     if args.other_draft:
-        other = vllm_engine.run(args.mounted, {**speculative, "model": args.other_draft}, tp)
+        other = vllm_engine.run(args.mounted, tp, speculative_config={**speculative, "model": args.other_draft})
         equal(disk["tokens"], other["tokens"], "tokens with another draft")
         check(other["draft_weights"] != disk["draft_weights"], "another draft's parameters are the same")
         equal(0, other["accepted"], "accepted tokens of another draft")

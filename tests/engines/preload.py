@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 READY_SECONDS = 120
 STOP_SECONDS = 30
 GONE_SECONDS = 5  # what a stopped node may take to be gone after its launcher
@@ -20,9 +20,13 @@ class Failed(Exception):
     """What went wrong, for a person."""
 
 
+def _prctl(option, value):
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
 def adopt_orphans():
     """Makes this process the parent of every descendant whose own parent dies, so that none escapes unseen."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def children():
@@ -94,7 +98,9 @@ class Preload:
         command = [self.program(), "preload", self.model, "--run-dir", str(self.run_dir), "--mount", str(self.mount),
                    "--device", "host", *self.options]
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self.log,
-                                        env=self.env, text=True, start_new_session=True)
+                                        env=self.env, text=True, start_new_session=True,
+                                        # A test that is killed for its time takes its node with it.
+                                        preexec_fn=lambda: _prctl(PR_SET_PDEATHSIG, signal.SIGTERM))
         try:
             self._await_ready()
         except BaseException:

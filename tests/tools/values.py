@@ -41,10 +41,10 @@ def _f32(numbers):
     return out.tobytes()
 
 
-def uniform_f32(count, spread, *key):
-    """`count` floats evenly spread in [-spread, spread): weights a real engine computes sensible numbers with."""
+def uniform_f32(count, spread, *key, centre=0.0):
+    """`count` floats evenly spread around the centre: weights a real engine computes sensible numbers with."""
     rng = random.Random(":".join(map(str, key)))
-    return _f32([(2 * rng.random() - 1) * spread for _ in range(count)])
+    return _f32([centre + (2 * rng.random() - 1) * spread for _ in range(count)])
 
 
 def constant_f32(count, value):
