@@ -23,7 +23,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 REPO = HERE.parents[1]
 VENV = pathlib.Path(os.environ.get("WCACHE_ENGINES_VENV") or REPO / ".venv" / "engines")
 SKIPPED = 77
-COMPARE_SECONDS = 420
+COMPARE_SECONDS = 900
 
 
 def skip(reason):
