@@ -45,7 +45,7 @@ TEST(Process, EndsOnlyOnceAndStaysEnded) {
 }
 
 TEST(Process, AWaitHasADeadline) {
-  const Process process = shell("sleep 60");
+  const Process process = shell("exec sleep 60");
   EXPECT_FALSE(process.wait(deadline_in(std::chrono::milliseconds(20))));
   process.signal(SIGKILL);
   EXPECT_TRUE(process.wait(soon()));
@@ -97,7 +97,7 @@ TEST(Process, AProgramThatIsNotThereIsAnError) {
 }
 
 TEST(Process, AttachesToWhatOthersStarted) {
-  const Process child = shell("sleep 60");
+  const Process child = shell("exec sleep 60");
   const auto other = Process::attach(child.pid());
   ASSERT_TRUE(other);
   EXPECT_FALSE(other->ended());
