@@ -116,6 +116,10 @@ bool Control::answer(Caller& caller, const Envelope& request) {
     Status evicted = evict(*eviction);
     return evicted ? send(EvictReply{}) : send(ErrorReply{std::move(evicted.error())});
   }
+  if (const auto* belonging = std::get_if<PairRequest>(&request.body)) {
+    Status paired = pair(*belonging);
+    return paired ? send(PairReply{}) : send(ErrorReply{std::move(paired.error())});
+  }
   return send(
       ErrorReply{Error{Reason::invalid, "wcachefs does not answer " + std::string(name_of(request.body))}});
 }
@@ -125,6 +129,14 @@ Status Control::evict(const EvictRequest& request) const {
   const std::optional<Digest> digest = digest_from_hex(request.fingerprint);
   if (!role || !digest) return fail(Reason::invalid, "an evict that names no entry");
   return handlers_.evict_orphan(*role, Fingerprint{*digest});
+}
+
+Status Control::pair(const PairRequest& request) const {
+  const std::optional<Digest> target = digest_from_hex(request.target);
+  const std::optional<Digest> draft = digest_from_hex(request.draft);
+  if (!target || !draft) return fail(Reason::invalid, "a pair that does not name two fingerprints");
+  handlers_.pair({*target}, {*draft});
+  return {};
 }
 
 }  // namespace wcache

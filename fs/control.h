@@ -18,14 +18,15 @@
 
 namespace wcache {
 
-/// wcachefs's own socket: answers status, and drops orphaned entries. One thread; who says nothing holds up
-/// nobody.
+/// wcachefs's own socket: answers status, drops orphaned entries, notes which belong together. One thread;
+/// who says nothing holds up nobody.
 class Control {
  public:
   /// What it asks of the mount, at any time until the object goes.
   struct Handlers {
     std::function<StatusReply()> status;
     std::function<Status(Role role, const Fingerprint& fingerprint)> evict_orphan;
+    std::function<void(const Fingerprint& target, const Fingerprint& draft)> pair;
   };
   static Result<std::unique_ptr<Control>> start(SocketLock lock, Handlers handlers, spdlog::logger& log);
   ~Control();
@@ -42,6 +43,7 @@ class Control {
   bool serve(Caller& caller);
   bool answer(Caller& caller, const Envelope& request);
   Status evict(const EvictRequest& request) const;
+  Status pair(const PairRequest& request) const;
 
   Listener listener_;
   Handlers handlers_;

@@ -22,6 +22,12 @@ void raise(int eventfd) {
   if (write(eventfd, &one, sizeof one) != sizeof one) return;  // it is raised already
 }
 
+/// A socket that a crash left behind is tried again and again: no news.
+spdlog::level::level_enum level_of(const Error& error) {
+  const bool usual = error.reason == Reason::not_running || error.reason == Reason::not_ready;
+  return usual ? spdlog::level::debug : spdlog::level::warn;
+}
+
 }  // namespace
 
 DaemonLink::DaemonLink(std::string socket, Groups::Link number, Groups& groups, int wake, spdlog::logger& log)
@@ -42,9 +48,7 @@ void DaemonLink::run() {
   try {
     Result<Client> client = Client::connect(socket_, Purpose::mount, "wcachefs", deadline_in(kConnectWait));
     Status served = client ? serve(*client) : Status(fail(std::move(client.error())));
-    if (!served)
-      log_.log(joined_ ? spdlog::level::warn : spdlog::level::info, "{}: {}", socket_,
-               served.error().message);
+    if (!served) log_.log(level_of(served.error()), "{}: {}", socket_, served.error().message);
   } catch (const std::exception& e) {
     log_.error("{}: {}", socket_, e.what());
   }

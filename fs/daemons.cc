@@ -75,7 +75,7 @@ void Daemons::scan(bool changed) {
   end_links();
   Result<std::vector<RunDir::Socket>> sockets = run_dir_.sockets();
   if (!sockets) {
-    log_.warn("{}", sockets.error().message);
+    log_.debug("{}", sockets.error().message);
     return;
   }
   std::set<std::string> present;

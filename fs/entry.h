@@ -65,6 +65,8 @@ class Entry {
   Role role() const { return role_; }
   const Fingerprint& fingerprint() const { return fingerprint_; }
   const std::string& directory_name() const { return directory_name_; }  ///< 32 hex digits
+  /// In the tree: "target/<fingerprint>".
+  std::string path() const { return std::string(to_string(role_)) + "/" + directory_name_; }
   const std::string& name() const { return name_; }
   /// Whether name() can be a link in by-name/.
   bool has_link() const;

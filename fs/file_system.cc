@@ -67,12 +67,13 @@ int backing_of(const Node& node) {
 }  // namespace
 
 FileSystem::FileSystem(Settings settings, Tree& tree, OpenFiles& open_files, Passthrough& passthrough,
-                       StatusThread& status, spdlog::logger& log)
+                       StatusThread& status, Mappings mappings, spdlog::logger& log)
     : settings_(std::move(settings)),
       tree_(tree),
       open_files_(open_files),
       passthrough_(passthrough),
       status_(status),
+      mappings_(std::move(mappings)),
       log_(log) {}
 
 void FileSystem::init(fuse_conn_info& conn) {
@@ -83,12 +84,15 @@ void FileSystem::init(fuse_conn_info& conn) {
   initialised_.store(true, std::memory_order_release);
 }
 
+std::string FileSystem::entry_status(const Entry& entry, const std::vector<Holder>& holders) {
+  return entry_status_text(entry, tree_.snapshot()->partner(entry).get(), holders, settings_.mount);
+}
+
 struct stat FileSystem::stat_of_node(const Node& node, const TreeSnapshot& tree) {
   StatContext context{settings_.uid, settings_.gid, settings_.started_ns, 0};
   if (node.kind == NodeKind::node_status) context.status_nbytes = status_.last_nbytes();
   if (node.kind == NodeKind::entry_status)
-    context.status_nbytes =
-        entry_status_text(*node.entry, open_files_.holders(*node.entry), settings_.mount).size();
+    context.status_nbytes = entry_status(*node.entry, open_files_.holders(*node.entry)).size();
   return stat_of(node, tree, context);
 }
 
@@ -200,9 +204,10 @@ void FileSystem::open(Request request, fuse_ino_t inode, fuse_file_info* info) {
       open_text(std::move(request), node, file, node.entry->manifest_json());
       return;
     case NodeKind::entry_status:
-      open_text(
-          std::move(request), node, file,
-          share_text(entry_status_text(*node.entry, open_files_.holders(*node.entry), settings_.mount)));
+      later(std::move(request), [this, node, file](Request asked) {
+        const EntryHolders held = holders_of(*node.entry, open_files_, mappings_);
+        open_text(std::move(asked), node, file, share_text(entry_status(*node.entry, held.holders)));
+      });
       return;
     case NodeKind::node_status: {
       // std::function must be copyable, a request must not.
@@ -344,28 +349,46 @@ void FileSystem::getxattr(Request request, fuse_ino_t inode, const char* name, s
     request.error(ENODATA);
     return;
   }
-  const std::optional<Node> node = tree_.snapshot()->node(inode);
+  const std::shared_ptr<const TreeSnapshot> tree = tree_.snapshot();
+  const std::optional<Node> node = tree->node(inode);
   if (!node) {
     request.error(kGone);
     return;
   }
-  const XattrContext context{[this](const Entry& entry) { return open_files_.holders(entry).size(); }};
-  const std::optional<std::string> value = xattr_value(*node, name, context);
-  if (!value)
-    request.error(ENODATA);
+  const auto answer = [this, tree, node = *node, attribute = std::string(name), size](Request asked) {
+    const std::optional<std::string> value = xattr_value(node, attribute, xattr_context(*tree));
+    if (!value)
+      asked.error(ENODATA);
+    else
+      reply_xattr(std::move(asked), *value, size);
+  };
+  if (is_slow_xattr(*node, name))
+    later(std::move(request), answer);
   else
-    reply_xattr(std::move(request), *value, size);
+    answer(std::move(request));
+}
+
+void FileSystem::later(Request request, std::function<void(Request)> answer) {
+  // std::function must be copyable, a request must not.
+  auto waiting = std::make_shared<Request>(std::move(request));
+  status_.run([waiting, answer = std::move(answer)] { answer(std::move(*waiting)); });
 }
 
 void FileSystem::listxattr(Request request, fuse_ino_t inode, std::size_t size) {
-  const std::optional<Node> node = tree_.snapshot()->node(inode);
+  const std::shared_ptr<const TreeSnapshot> tree = tree_.snapshot();
+  const std::optional<Node> node = tree->node(inode);
   if (!node) {
     request.error(kGone);
     return;
   }
   std::string list;
-  for (const std::string& name : xattr_names(*node)) list.append(name).push_back('\0');
+  for (const std::string& name : xattr_names(*node, xattr_context(*tree))) list.append(name).push_back('\0');
   reply_xattr(std::move(request), list, size);
+}
+
+XattrContext FileSystem::xattr_context(const TreeSnapshot& tree) {
+  return {[this](const Entry& entry) { return holders_of(entry, open_files_, mappings_).holders.size(); },
+          [&tree](const Entry& entry) { return tree.partner(entry); }};
 }
 
 void FileSystem::reply_xattr(Request request, std::string_view value, std::size_t size) {

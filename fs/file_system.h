@@ -5,21 +5,22 @@
 
 #include <atomic>
 #include <cstdint>
-#include <future>
 #include <string>
 
+#include "fs/entry_holders.h"
 #include "fs/node_stat.h"
 #include "fs/open_files.h"
 #include "fs/passthrough.h"
 #include "fs/request.h"
 #include "fs/status_thread.h"
 #include "fs/tree.h"
+#include "fs/xattrs.h"
 
 namespace wcache {
 
-/// The answers to the kernel's requests. Each handler answers its request before it returns, but the open of
-/// the node's status.json, which the status thread answers. Called from several threads at once; holds no
-/// lock while replying.
+/// The answers to the kernel's requests. Each handler answers its request before it returns, but those that
+/// ask other processes (the open of a status.json, the attribute `holders`): the status thread answers them.
+/// Called from several threads at once; holds no lock while replying.
 class FileSystem {
  public:
   struct Settings {
@@ -30,7 +31,7 @@ class FileSystem {
   };
   /// Everything is borrowed and must outlive the session that serves this.
   FileSystem(Settings settings, Tree& tree, OpenFiles& open_files, Passthrough& passthrough,
-             StatusThread& status, spdlog::logger& log);
+             StatusThread& status, Mappings mappings, spdlog::logger& log);
 
   /// The table for fuse_session_new, whose user data is a FileSystem.
   static fuse_lowlevel_ops operations();
@@ -64,6 +65,9 @@ class FileSystem {
   void reply_open(Request request, OpenFile opened, fuse_file_info file);
   void open_text(Request request, const Node& node, fuse_file_info file,
                  std::shared_ptr<const std::string> text);
+  std::string entry_status(const Entry& entry, const std::vector<Holder>& holders);
+  void later(Request request, std::function<void(Request)> answer);  ///< on the status thread
+  XattrContext xattr_context(const TreeSnapshot& tree);
   static void reply_xattr(Request request, std::string_view value, std::size_t size);
 
   const Settings settings_;
@@ -71,6 +75,7 @@ class FileSystem {
   OpenFiles& open_files_;
   Passthrough& passthrough_;
   StatusThread& status_;
+  const Mappings mappings_;
   spdlog::logger& log_;
   std::atomic<bool> direct_mmap_ = false;
   std::atomic<bool> initialised_ = false;

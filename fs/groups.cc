@@ -11,10 +11,34 @@ constexpr std::chrono::milliseconds kReleaseWait{200};
 constexpr std::chrono::milliseconds kReleaseStep{2};
 constexpr std::chrono::seconds kNotifyWait{1};
 
+RankStatus orphan_status(const ManifestView& manifest) {
+  const Placement placement = manifest.placement();
+  RankStatus status;
+  status.role = manifest.role();
+  status.name = manifest.name();
+  status.fingerprint = to_hex(manifest.fingerprint());
+  status.layout = manifest.layout();
+  status.source = manifest.source();
+  status.state = State::orphaned;
+  status.nbytes = manifest.nbytes();
+  status.tensors = manifest.tensor_count();
+  status.tp_size = manifest.tp_size();
+  status.rank = manifest.rank();
+  status.device_uuid = placement.device_uuid;
+  status.tier = placement.tier;
+  status.filled = status.nbytes;
+  return status;
+}
+
 }  // namespace
 
-Groups::Groups(Tree& tree, OpenFiles& open_files, Notifier& notifier, std::function<double()> now)
-    : tree_(tree), open_files_(open_files), notifier_(notifier), now_(std::move(now)) {}
+Groups::Groups(Tree& tree, OpenFiles& open_files, Notifier& notifier, Mappings mappings,
+               std::function<double()> now)
+    : tree_(tree),
+      open_files_(open_files),
+      notifier_(notifier),
+      mappings_(std::move(mappings)),
+      now_(std::move(now)) {}
 
 Status Groups::join(Link link, std::shared_ptr<const Part> part) {
   Result<Role> role = role_from_string(part->manifest().role());
@@ -31,7 +55,9 @@ Status Groups::join(Link link, std::shared_ptr<const Part> part) {
   group.members[rank] = {link, true, now_(), std::move(part)};
   if (group.members.size() < ranks) return {};
   Status shown = show(group);
-  if (!shown) group.members = std::move(before);
+  if (shown) return {};
+  group.members = std::move(before);
+  if (group.members.empty()) groups_.erase(key);
   return shown;
 }
 
@@ -94,17 +120,16 @@ void Groups::lose(Link link) {
 }
 
 WithdrawReply Groups::withdraw(Link link, bool force) {
-  if (!force) wait_for_releases(link);
+  if (const std::shared_ptr<Entry> shown = shown_by(link); shown && !force) wait_for_releases(*shown);
   WithdrawReply reply = withdraw_now(link, force);
   if (reply.withdrawn) notifier_.wait_sent(kNotifyWait);
   return reply;
 }
 
 /// The kernel tells of a close(2) a moment after it.
-void Groups::wait_for_releases(Link link) {
-  const std::shared_ptr<Entry> entry = shown_by(link);
+void Groups::wait_for_releases(const Entry& entry) const {
   const auto end = std::chrono::steady_clock::now() + kReleaseWait;
-  while (entry && open_files_.open_count(*entry) > 0 && std::chrono::steady_clock::now() < end)
+  while (open_files_.open_count(entry) > 0 && std::chrono::steady_clock::now() < end)
     std::this_thread::sleep_for(kReleaseStep);
 }
 
@@ -134,50 +159,49 @@ std::vector<Holder> Groups::holders(Link link) {
 }
 
 Status Groups::evict_orphan(Role role, const Fingerprint& fingerprint) {
-  const std::lock_guard lock(mutex_);
-  const auto found = groups_.find({role, fingerprint});
-  if (found == groups_.end() || !found->second.shown || found->second.shown->state() != State::orphaned)
+  const std::shared_ptr<Entry> entry = tree_.snapshot()->find(role, fingerprint);
+  if (!entry || entry->state() != State::orphaned)
     return fail(Reason::not_found,
                 "no orphaned entry " + std::string(to_string(role)) + "/" + to_hex(fingerprint));
-  Group& group = found->second;
-  if (open_files_.open_count(*group.shown) > 0) {
-    const std::vector<Holder> holders = open_files_.holders(*group.shown);
-    std::string message = "held by";
+  wait_for_releases(*entry);
+  if (Status dropped = drop_orphan(*entry, holders_of(*entry, open_files_, mappings_).holders); !dropped)
+    return dropped;
+  notifier_.wait_sent(kNotifyWait);
+  return {};
+}
+
+Status Groups::drop_orphan(const Entry& entry, const std::vector<Holder>& holders) {
+  const std::lock_guard lock(mutex_);
+  const auto found = groups_.find({entry.role(), entry.fingerprint()});
+  if (found == groups_.end() || found->second.shown.get() != &entry || entry.state() != State::orphaned)
+    return fail(Reason::not_found, entry.path() + " is no orphaned entry any more");
+  if (open_files_.open_count(entry) > 0 || !holders.empty()) {
+    std::string message = entry.path() + " is held by";
     for (const Holder& holder : holders)
       message += " " + std::to_string(holder.pid) + " (" + holder.command + ")";
-    return fail(Reason::busy, message, "stop the engine that uses it");
+    return fail(Reason::busy, std::move(message), "stop what uses it");
   }
-  hide(group);
-  std::erase_if(group.members, [](const auto& row) { return !row.second.alive; });
-  if (group.members.empty()) groups_.erase(found);
+  hide(found->second);
+  std::erase_if(found->second.members, [](const auto& row) { return !row.second.alive; });
+  if (found->second.members.empty()) groups_.erase(found);
   return {};
 }
 
 std::vector<RankStatus> Groups::orphans() {
+  std::vector<Group> orphaned;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [key, group] : groups_)
+      if (group.shown && group.shown->state() == State::orphaned) orphaned.push_back(group);
+  }
   std::vector<RankStatus> statuses;
-  const std::lock_guard lock(mutex_);
-  for (auto& [key, group] : groups_) {
-    if (!group.shown || group.shown->state() != State::orphaned) continue;
-    const std::vector<Holder> holders = open_files_.holders(*group.shown);
+  for (const Group& group : orphaned) {
+    const EntryHolders held = holders_of(*group.shown, open_files_, mappings_);
     for (const auto& [rank, member] : group.members) {
       if (member.alive) continue;
-      const ManifestView& manifest = member.part->manifest();
-      const Placement placement = manifest.placement();
-      RankStatus status;
-      status.role = manifest.role();
-      status.name = manifest.name();
-      status.fingerprint = to_hex(manifest.fingerprint());
-      status.layout = manifest.layout();
-      status.source = manifest.source();
-      status.state = State::orphaned;
-      status.nbytes = manifest.nbytes();
-      status.tensors = manifest.tensor_count();
-      status.tp_size = manifest.tp_size();
-      status.rank = rank;
-      status.device_uuid = placement.device_uuid;
-      status.tier = placement.tier;
-      status.filled = status.nbytes;
-      status.holders = holders;
+      RankStatus status = orphan_status(member.part->manifest());
+      status.holders = held.holders;
+      status.holders_complete = held.complete;
       status.since = member.since;
       statuses.push_back(std::move(status));
     }

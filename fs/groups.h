@@ -12,6 +12,7 @@
 
 #include "core/result.h"
 #include "fs/entry.h"
+#include "fs/entry_holders.h"
 #include "fs/notifier.h"
 #include "fs/open_files.h"
 #include "fs/tree.h"
@@ -26,8 +27,10 @@ class Groups {
  public:
   using Link = std::uint64_t;  ///< one connection to a daemon; never reused
 
-  /// Tree, files and notifier are borrowed. `now`: Unix time, seconds.
-  Groups(Tree& tree, OpenFiles& open_files, Notifier& notifier, std::function<double()> now);
+  /// Tree, files and notifier are borrowed. `mappings`: who maps an entry's memory; asked for orphans only,
+  /// whose daemons cannot tell any more. `now`: Unix time, seconds.
+  Groups(Tree& tree, OpenFiles& open_files, Notifier& notifier, Mappings mappings,
+         std::function<double()> now);
 
   /// A daemon's part has come. The same rank's earlier part is replaced, whether its daemon lives or not.
   Status join(Link link, std::shared_ptr<const Part> part);
@@ -38,7 +41,8 @@ class Groups {
   WithdrawReply withdraw(Link link, bool force);
   std::vector<Holder> holders(Link link);
 
-  /// Drops an orphaned entry: not_found when there is none such, busy while files of it are open.
+  /// Drops an orphaned entry: not_found when there is none such, busy while files of it are open or mapped.
+  /// Waits, a second or so at most.
   Status evict_orphan(Role role, const Fingerprint& fingerprint);
 
   /// Ranks whose daemons are gone while their memory is still shown.
@@ -58,7 +62,8 @@ class Groups {
   using Key = std::pair<Role, Fingerprint>;
 
   std::map<Key, Group>::iterator find_link(Link link);
-  void wait_for_releases(Link link);
+  void wait_for_releases(const Entry& entry) const;
+  Status drop_orphan(const Entry& entry, const std::vector<Holder>& holders);
   std::shared_ptr<Entry> shown_by(Link link);
   WithdrawReply withdraw_now(Link link, bool force);
   static Member* member_of(Group& group, Link link);
@@ -70,6 +75,7 @@ class Groups {
   Tree& tree_;
   OpenFiles& open_files_;
   Notifier& notifier_;
+  Mappings mappings_;
   std::function<double()> now_;
   std::mutex mutex_;  // guards groups_; held over the tree's and the notifier's own, which are leaves
   std::map<Key, Group> groups_;

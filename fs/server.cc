@@ -16,6 +16,7 @@
 #include "client/node_status_json.h"
 #include "fs/control.h"
 #include "fs/daemons.h"
+#include "fs/entry_holders.h"
 #include "fs/file_system.h"
 #include "fs/groups.h"
 #include "fs/mount_point.h"
@@ -51,7 +52,7 @@ class Server {
         open_files_(unix_time),
         status_([this] { return node_status_json(run_dir_.path()); }),
         file_system_({geteuid(), getegid(), mount_.path(), unix_time_ns()}, tree_, open_files_, passthrough_,
-                     status_, log) {}
+                     status_, mappings_of, log) {}
 
   Status start() {
     Result<std::unique_ptr<Session>> session = Session::start(file_system_, mount_.take_device(), log_);
@@ -62,17 +63,18 @@ class Server {
     if (Status set = mount_.set_read_ahead(kReadAheadKib); !set) log_.debug("{}", set.error().message);
     kernel_cache_.emplace(session_->raw());
     notifier_.emplace(*kernel_cache_, log_);
-    groups_.emplace(tree_, open_files_, *notifier_, unix_time);
+    groups_.emplace(tree_, open_files_, *notifier_, mappings_of, unix_time);
     Result<std::unique_ptr<Daemons>> daemons = Daemons::start(run_dir_, *groups_, log_);
     if (!daemons) return fail(std::move(daemons.error()));
     daemons_ = std::move(*daemons);
-    Result<std::unique_ptr<Control>> control =
-        Control::start(std::move(lock_),
-                       {[this] { return status(); },
-                        [this](Role role, const Fingerprint& fingerprint) {
-                          return groups_->evict_orphan(role, fingerprint);
-                        }},
-                       log_);
+    Result<std::unique_ptr<Control>> control = Control::start(
+        std::move(lock_),
+        {[this] { return status(); },
+         [this](Role role, const Fingerprint& fingerprint) {
+           return groups_->evict_orphan(role, fingerprint);
+         },
+         [this](const Fingerprint& target, const Fingerprint& draft) { tree_.pair(target, draft); }},
+        log_);
     if (!control) return fail(std::move(control.error()));
     control_ = std::move(*control);
     return {};
@@ -108,8 +110,7 @@ class Server {
     status.reason = passthrough_.reason();
     const std::shared_ptr<const TreeSnapshot> tree = tree_.snapshot();
     for (const Role role : {Role::target, Role::draft0})
-      for (const auto& entry : tree->entries(role))
-        status.entries.push_back(std::string(to_string(role)) + "/" + entry->directory_name());
+      for (const auto& entry : tree->entries(role)) status.entries.push_back(entry->path());
     return status;
   }
 

@@ -10,8 +10,9 @@
 
 namespace wcache {
 
-/// Makes the node's status text on a thread of its own, so that asking other processes never holds up a
-/// request of the kernel's. Who asks while a text is being made shares the next one. Safe for concurrent use.
+/// A thread for answers that take their time, so that asking other processes never holds up a request of the
+/// kernel's: the node's status text, and whatever else is given to it. Who asks for the text while one is
+/// being made shares the next one. Safe for concurrent use.
 class StatusThread {
  public:
   using Answer = std::function<void(std::shared_ptr<const std::string> text)>;  ///< nullptr: it failed
@@ -23,19 +24,24 @@ class StatusThread {
   /// Calls `answer` on the thread, once. After stop it is dropped instead.
   void ask(Answer answer);
 
-  /// Lets a text that is being made finish, drops who still waits, and ends the thread.
+  /// Runs `task` on the thread, once, in order. After stop it is dropped instead. Exceptions end in nothing.
+  void run(std::function<void()> task);
+
+  /// Lets what is being done finish, drops what still waits, and ends the thread.
   void stop();
 
   /// Bytes of the last text made; 0 before the first.
   std::size_t last_nbytes() const;
 
  private:
-  void run();
+  void loop();
+  void answer(const std::vector<Answer>& asked);
 
   std::function<std::string()> make_;
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   std::vector<Answer> waiting_;
+  std::vector<std::function<void()>> tasks_;
   std::size_t last_nbytes_ = 0;
   bool stopped_ = false;
   std::thread thread_;

@@ -44,20 +44,20 @@ ordered_json rank_json(const Entry& entry, const Part& part) {
   return rank;
 }
 
-ordered_json group_json(const Entry& entry, const std::vector<Holder>& holders, std::string_view mount) {
+ordered_json group_json(const Entry& entry, const Entry* partner, const std::vector<Holder>& holders,
+                        std::string_view mount) {
   const ManifestView& manifest = entry.manifest();
   ordered_json group{{"role", to_string(entry.role())},
                      {"name", entry.name()},
                      {"fingerprint", entry.directory_name()},
                      {"state", to_string(entry.state())}};
-  if (!mount.empty())
-    group["path"] =
-        std::string(mount) + "/" + std::string(to_string(entry.role())) + "/" + entry.directory_name();
+  group["path"] = std::string(mount) + "/" + entry.path();
   group["layout"] = manifest.layout();
   group["source"] = manifest.source();
   group["nbytes"] = entry.nbytes();
   group["tensors"] = entry.tensor_count();
   group["tp_size"] = manifest.tp_size();
+  if (partner != nullptr) group[partner->role() == Role::draft0 ? "draft" : "target"] = partner->path();
   group["since"] = entry.since();
   group["holders"] = holders_json(holders);
   group["ranks"] = ordered_json::array();
@@ -75,9 +75,9 @@ std::string_view readme_text() {
   return kReadme;
 }
 
-std::string entry_status_text(const Entry& entry, const std::vector<Holder>& holders,
+std::string entry_status_text(const Entry& entry, const Entry* partner, const std::vector<Holder>& holders,
                               std::string_view mount) {
-  return text_of(group_json(entry, holders, mount));
+  return text_of(group_json(entry, partner, holders, mount));
 }
 
 }  // namespace wcache

@@ -6,6 +6,8 @@
 namespace wcache {
 namespace {
 
+constexpr std::size_t kMaxPairs = 1000;  // what a node serves is a handful; old ones are of no use
+
 void take_out(std::vector<std::shared_ptr<Entry>>& entries, const Entry* gone) {
   std::erase_if(entries, [&](const std::shared_ptr<Entry>& entry) { return entry.get() == gone; });
 }
@@ -81,6 +83,16 @@ std::vector<TreeChange> Tree::update_links(TreeSnapshot& next, Role role) const 
   for (const TreeSnapshot::Link& link : state.links)
     if (find(before, link.name) == nullptr) changes.push_back({directory, link.name, 0});
   return changes;
+}
+
+void Tree::pair(const Fingerprint& target, const Fingerprint& draft) {
+  const std::lock_guard lock(writer_);
+  auto next = std::make_shared<TreeSnapshot>(*snapshot());
+  const TreeSnapshot::Pair pair{target, draft};
+  std::erase(next->pairs_, pair);
+  if (next->pairs_.size() >= kMaxPairs) next->pairs_.erase(next->pairs_.begin());
+  next->pairs_.push_back(pair);
+  replace(std::move(next));
 }
 
 void Tree::replace(std::shared_ptr<const TreeSnapshot> next) {

@@ -28,6 +28,8 @@ class TreeSnapshot {
   const std::vector<std::shared_ptr<Entry>>& entries(Role role) const { return roles_[index(role)].entries; }
   const std::vector<Link>& links(Role role) const { return roles_[index(role)].links; }
   std::shared_ptr<Entry> find(Role role, const Fingerprint& fingerprint) const;
+  /// The draft of a target, or the target of a draft, where both are shown; nullptr otherwise.
+  std::shared_ptr<Entry> partner(const Entry& entry) const;
   /// When the entries of a role last changed, Unix time in nanoseconds.
   std::int64_t changed_ns(Role role) const { return roles_[index(role)].changed_ns; }
 
@@ -52,7 +54,12 @@ class TreeSnapshot {
   std::optional<Node> lookup_fixed(const Node& directory, std::string_view name) const;
   void list_children(const Node& directory, std::uint64_t cookie, const Sink& sink) const;
 
+  struct Pair {
+    Fingerprint target, draft;
+    bool operator==(const Pair&) const = default;
+  };
   std::array<RoleState, 2> roles_;
+  std::vector<Pair> pairs_;  // the last one said counts
 };
 
 /// A change of a directory that the kernel may have cached.
@@ -78,6 +85,9 @@ class Tree {
   std::vector<TreeChange> publish(const std::shared_ptr<Entry>& entry);
   /// Takes the entry out. Open files of it go on; its other inodes are stale.
   std::vector<TreeChange> withdraw(Role role, const Fingerprint& fingerprint);
+
+  /// These two belong together, whether they are shown yet or not.
+  void pair(const Fingerprint& target, const Fingerprint& draft);
 
  private:
   void replace(std::shared_ptr<const TreeSnapshot> next);

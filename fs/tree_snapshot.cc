@@ -120,6 +120,16 @@ std::shared_ptr<Entry> TreeSnapshot::find(Role role, const Fingerprint& fingerpr
   return nullptr;
 }
 
+std::shared_ptr<Entry> TreeSnapshot::partner(const Entry& entry) const {
+  const bool is_target = entry.role() == Role::target;
+  for (auto pair = pairs_.rbegin(); pair != pairs_.rend(); ++pair) {
+    if ((is_target ? pair->target : pair->draft) != entry.fingerprint()) continue;
+    if (auto other = is_target ? find(Role::draft0, pair->draft) : find(Role::target, pair->target))
+      return other;
+  }
+  return nullptr;
+}
+
 std::optional<Node> TreeSnapshot::node(std::uint64_t inode) const {
   if (inode == kRootInode) return root_node();
   for (const FixedChild& child : kRootChildren)

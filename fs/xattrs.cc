@@ -69,6 +69,14 @@ Value ipc_kind(const Node& node, const XattrContext&) {
   return line(manifest_of(node).placement().ipc_kind);
 }
 
+/// The path of the other entry in the tree, where this one has the role.
+Value partner_path(const Node& node, const XattrContext& context, Role role) {
+  if (node.entry->role() != role) return std::nullopt;
+  const std::shared_ptr<Entry> other = context.partner(*node.entry);
+  if (!other) return std::nullopt;
+  return other->path();
+}
+
 constexpr std::array kRootRows{
     Row{"version", [](const Node&, const XattrContext&) { return line(version()); }},
     Row{"protocol", [](const Node&, const XattrContext&) { return number(kMaxProtocolVersion); }},
@@ -93,6 +101,10 @@ constexpr std::array kEntryRows{
         [](const Node& node, const XattrContext& context) { return number(context.holders(*node.entry)); }},
     // The digest of everything below is the key's, which is the fingerprint.
     Row{"digest", fingerprint},
+    Row{"draft", [](const Node& node,
+                    const XattrContext& context) { return partner_path(node, context, Role::target); }},
+    Row{"target", [](const Node& node,
+                     const XattrContext& context) { return partner_path(node, context, Role::draft0); }},
 };
 
 constexpr std::array kWeightRows{
@@ -161,10 +173,15 @@ std::optional<std::string> xattr_value(const Node& node, std::string_view name, 
   return std::nullopt;
 }
 
-std::vector<std::string> xattr_names(const Node& node) {
+bool is_slow_xattr(const Node& node, std::string_view name) {
+  return node.is_entry_directory() && name == "user.wcache.holders";
+}
+
+std::vector<std::string> xattr_names(const Node& node, const XattrContext& context) {
+  const XattrContext quick{[](const Entry&) { return std::size_t{0}; }, context.partner};
   std::vector<std::string> names;
   for (const Row& row : rows_of(node))
-    if (row.value(node, {})) names.push_back(std::string(kPrefix) + std::string(row.name));
+    if (row.value(node, quick)) names.push_back(std::string(kPrefix) + std::string(row.name));
   return names;
 }
 

@@ -1,4 +1,5 @@
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -7,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "ipc/client.h"
 #include "tests/mount/fs/mounted.h"
 
 namespace wcache::test {
@@ -92,6 +94,56 @@ TEST_F(DaemonTest, ADaemonThatDiesLeavesAnOrphanThatANewOneReplaces) {
   std::string got(small_model()[0].bytes.size(), '\0');
   EXPECT_TRUE(read_exact(old->get(), std::as_writable_bytes(std::span(got)), 0, "an old descriptor"));
   EXPECT_EQ(got, small_model()[0].bytes);
+}
+
+TEST_F(DaemonTest, AnOrphanIsEvictedThroughTheMount) {
+  start();
+  if (IsSkipped()) return;
+  const TestFile weights = small_model()[4];
+  auto daemon = std::make_unique<FakeDaemon>(run_dir(), make_test_entry(small_model()));
+  const std::string path = entry(*daemon);
+  const std::string fingerprint = daemon->entry().directory();
+  Result<Fd> fd = open_file((path + "/" + weights.name).c_str(), O_RDONLY);
+  ASSERT_TRUE(fd) << fd.error().message;
+  Result<Mapping> mapping = Mapping::map(fd->get(), weights.bytes.size(), PROT_READ, MAP_SHARED, "weights");
+  ASSERT_TRUE(mapping) << mapping.error().message;
+  fd->reset();
+  daemon.reset();
+  ASSERT_TRUE(eventually([&] { return state_of(path) == "orphaned"; }));
+  Result<Client> client = Client::connect(run_dir().mount_socket(), Purpose::command, "test",
+                                          deadline_in(std::chrono::seconds(5)));
+  ASSERT_TRUE(client) << client.error().message;
+  const auto evict = [&](const std::string& entry) {
+    return client->request<EvictReply>(EvictRequest{"target", entry}, deadline_in(std::chrono::seconds(5)));
+  };
+  EXPECT_EQ(evict(std::string(32, '0')).error().reason, Reason::not_found);
+  Result<EvictReply> refused = evict(fingerprint);
+  EXPECT_EQ(refused.error().reason, Reason::busy);  // a mapping is enough
+  EXPECT_NE(refused.error().message.find(std::to_string(getpid())), std::string::npos);
+  mapping->reset();
+  EXPECT_TRUE(evict(fingerprint));
+  EXPECT_FALSE(exists(path));
+}
+
+TEST_F(DaemonTest, TargetAndDraftNameEachOther) {
+  start();
+  if (IsSkipped()) return;
+  TestEntryOptions options;
+  options.role = Role::draft0;
+  const FakeDaemon target(run_dir(), make_test_entry(small_model()));
+  const FakeDaemon draft(run_dir(), make_test_entry(small_model(), options), Role::draft0);
+  Result<Client> client = Client::connect(run_dir().mount_socket(), Purpose::launcher, "test",
+                                          deadline_in(std::chrono::seconds(5)));
+  ASSERT_TRUE(client) << client.error().message;
+  EXPECT_TRUE(client->request<PairReply>(PairRequest{target.entry().directory(), draft.entry().directory()},
+                                         deadline_in(std::chrono::seconds(5))));
+  entry(draft, Role::draft0);
+  EXPECT_EQ(get_xattr(entry(target), "user.wcache.draft").value, "draft0/" + draft.entry().directory());
+  EXPECT_EQ(get_xattr(entry(draft, Role::draft0), "user.wcache.target").value,
+            "target/" + target.entry().directory());
+  EXPECT_EQ(
+      client->request<PairReply>(PairRequest{"x", "y"}, deadline_in(std::chrono::seconds(5))).error().reason,
+      Reason::invalid);
 }
 
 TEST_F(DaemonTest, AListingThatIsUnderWayStaysWhole) {

@@ -40,7 +40,9 @@ class SessionOverASocket : public testing::Test {
     if (status_broken_) throw std::runtime_error("broken");
     return std::string("{\"node\": 1}\n");
   }};
-  FileSystem fs_{{1001, 1002, "/mnt/wcache", 7'000'000'000}, tree_, files_, passthrough_, status_, log_};
+  MappingScan mapped_;
+  FileSystem fs_{{1001, 1002, "/mnt/wcache", 7'000'000'000}, tree_, files_, passthrough_, status_,
+                 [this](const Entry&) { return mapped_; },   log_};
   FakeKernel kernel_{fs_};
   std::shared_ptr<Entry> entry_;
 };
@@ -87,7 +89,7 @@ TEST_F(SessionOverASocket, GetattrOfEveryNode) {
   EXPECT_LE(kernel_.getattr(FUSE_ROOT_ID).as<fuse_attr_out>().attr_valid, 1u);
   const auto status = kernel_.getattr(kernel_.walk(base() + "/.wcache/status.json")).as<fuse_attr_out>();
   EXPECT_EQ(status.attr_valid, 0u);
-  EXPECT_EQ(status.attr.size, entry_status_text(*entry_, {}, "/mnt/wcache").size());
+  EXPECT_EQ(status.attr.size, entry_status_text(*entry_, nullptr, {}, "/mnt/wcache").size());
   EXPECT_EQ(kernel_.getattr(0xFFFFFFFF).errnum, ESTALE);
 }
 
@@ -188,6 +190,27 @@ TEST_F(SessionOverASocket, AttributesInThreeSteps) {
   EXPECT_TRUE(names.starts_with(std::string_view("user.wcache.role\0", 17)));
   EXPECT_EQ(names.back(), '\0');
   EXPECT_EQ(kernel_.listxattr(kernel_.walk(base() + "/config.json"), 0).as<fuse_getxattr_out>().size, 0u);
+}
+
+TEST_F(SessionOverASocket, HoldersAreOpenFilesAndMappings) {
+  const std::uint64_t inode = kernel_.walk(base());
+  const auto count = [&] { return kernel_.getxattr(inode, "user.wcache.holders", 100).bytes; };
+  const auto listed = [&] {
+    const std::uint64_t status = kernel_.walk(base() + "/.wcache/status.json");
+    const std::uint64_t handle = open(status);
+    const std::string text = kernel_.read(status, handle, 0, 65'536).bytes;
+    kernel_.release(status, handle);
+    std::vector<int> pids;
+    const nlohmann::json status_json = nlohmann::json::parse(text);
+    for (const auto& holder : status_json["holders"]) pids.push_back(holder["pid"]);
+    return pids;
+  };
+  EXPECT_EQ(count(), "0");
+  mapped_.holders = {{4711, "engine", 0}, {getpid(), "fs_test", 0}};
+  EXPECT_EQ(count(), "2");
+  open(kernel_.walk(base() + "/config.json"));
+  EXPECT_EQ(count(), "2");  // the same process twice
+  EXPECT_THAT(listed(), UnorderedElementsAre(4711, getpid()));
 }
 
 TEST_F(SessionOverASocket, LinksLeadToTheirEntry) {

@@ -42,7 +42,8 @@ class GroupsOfANode : public testing::Test {
   OpenFiles files_{[this] { return now_; }};
   NoKernelCache kernel_;
   Notifier notifier_{kernel_, log_};
-  Groups groups_{tree_, files_, notifier_, [this] { return now_; }};
+  MappingScan mapped_;
+  Groups groups_{tree_, files_, notifier_, [this](const Entry&) { return mapped_; }, [this] { return now_; }};
 };
 
 TEST_F(GroupsOfANode, AnEntryIsShownWithItsLastRank) {
@@ -118,15 +119,22 @@ TEST_F(GroupsOfANode, ForceTakesItAwayThoughHeld) {
 }
 
 TEST_F(GroupsOfANode, OnlyAnOrphanCanBeEvictedHere) {
+  const auto refusal = [&] { return groups_.evict_orphan(Role::target, kFingerprint).error(); };
   ASSERT_TRUE(groups_.join(1, part()));
-  EXPECT_EQ(groups_.evict_orphan(Role::target, kFingerprint).error().reason, Reason::not_found);
+  EXPECT_EQ(refusal().reason, Reason::not_found);
   groups_.lose(1);
   const std::uint64_t handle = hold();
-  EXPECT_EQ(groups_.evict_orphan(Role::target, kFingerprint).error().reason, Reason::busy);
+  EXPECT_EQ(refusal().reason, Reason::busy);
   files_.remove(handle);
+  mapped_.holders = {{4711, "engine", 0}};
+  EXPECT_EQ(refusal().reason, Reason::busy);
+  EXPECT_THAT(refusal().message, testing::HasSubstr("4711 (engine)"));
+  EXPECT_EQ(groups_.orphans()[0].holders, mapped_.holders);
+  EXPECT_NE(shown(), nullptr);
+  mapped_.holders.clear();
   EXPECT_TRUE(groups_.evict_orphan(Role::target, kFingerprint));
   EXPECT_EQ(shown(), nullptr);
-  EXPECT_EQ(groups_.evict_orphan(Role::target, kFingerprint).error().reason, Reason::not_found);
+  EXPECT_EQ(refusal().reason, Reason::not_found);
 }
 
 }  // namespace

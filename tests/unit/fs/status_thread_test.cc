@@ -36,11 +36,25 @@ TEST(StatusThread, AFailureIsAnAnswer) {
   EXPECT_TRUE(answered.get_future().get());
 }
 
+TEST(StatusThread, TasksRunInOrderThoughOneFails) {
+  StatusThread status([] { return std::string(); });
+  std::promise<std::vector<int>> done;
+  std::vector<int> order;
+  status.run([&] { order.push_back(1); });
+  status.run([&] {
+    order.push_back(2);
+    throw std::runtime_error("no");
+  });
+  status.run([&] { done.set_value(order); });
+  EXPECT_EQ(done.get_future().get(), (std::vector<int>{1, 2}));
+}
+
 TEST(StatusThread, StoppedItDropsWhoAsks) {
   StatusThread status([] { return std::string(); });
   status.stop();
   auto alive = std::make_shared<int>(0);
   status.ask([alive](auto) { FAIL(); });
+  status.run([alive] { FAIL(); });
   EXPECT_EQ(alive.use_count(), 1);
 }
 

@@ -27,13 +27,17 @@ class XattrTable : public testing::Test {
   Node tensor(const std::string& name) const {
     return below(below(below(directory(), ".wcache"), "tensors"), name);
   }
-  static std::string value(const Node& node, const std::string& name) {
-    return xattr_value(node, "user.wcache." + name, {[](const Entry&) { return std::size_t{3}; }})
-        .value_or("(none)");
+  XattrContext context() const {
+    return {[](const Entry&) { return std::size_t{3}; },
+            [tree = tree_.snapshot()](const Entry& entry) { return tree->partner(entry); }};
   }
-  static std::vector<std::string> short_names(const Node& node) {
+  std::string value(const Node& node, const std::string& name) const {
+    return xattr_value(node, "user.wcache." + name, context()).value_or("(none)");
+  }
+  std::vector<std::string> short_names(const Node& node) const {
     std::vector<std::string> names;
-    for (const std::string& name : xattr_names(node)) names.push_back(name.substr(sizeof "user.wcache." - 1));
+    for (const std::string& name : xattr_names(node, context()))
+      names.push_back(name.substr(sizeof "user.wcache." - 1));
     return names;
   }
 
@@ -69,6 +73,33 @@ TEST_F(XattrTable, EntryDirectory) {
   EXPECT_EQ(value(node, "digest"), entry_->directory_name());
   entry_->set_state(State::orphaned);
   EXPECT_EQ(value(node, "state"), "orphaned");
+}
+
+TEST_F(XattrTable, TargetAndDraftNameEachOtherWhileBothAreShown) {
+  show(small_model());
+  const auto target = entry_;
+  TestEntryOptions options;
+  options.role = Role::draft0;
+  const auto draft = entry_of({{"config.json", "draft"}}, options);
+  tree_.pair(target->fingerprint(), draft->fingerprint());
+  EXPECT_EQ(value(directory(), "draft"), "(none)");
+  tree_.publish(draft);
+  EXPECT_EQ(value(directory(), "draft"), "draft0/" + draft->directory_name());
+  EXPECT_EQ(value(directory(), "target"), "(none)");
+  entry_ = draft;
+  EXPECT_EQ(value(directory(), "target"), "target/" + target->directory_name());
+  EXPECT_THAT(short_names(directory()), testing::Contains("target"));
+
+  // The last pair said counts, of those that are shown.
+  const auto other = entry_of({{"config.json", "another draft"}}, options);
+  tree_.pair(target->fingerprint(), other->fingerprint());
+  entry_ = target;
+  EXPECT_EQ(value(directory(), "draft"), "draft0/" + draft->directory_name());
+  tree_.publish(other);
+  EXPECT_EQ(value(directory(), "draft"), "draft0/" + other->directory_name());
+  tree_.withdraw(Role::draft0, other->fingerprint());
+  tree_.withdraw(Role::draft0, draft->fingerprint());
+  EXPECT_EQ(value(directory(), "draft"), "(none)");
 }
 
 TEST_F(XattrTable, WeightFile) {
@@ -109,7 +140,7 @@ TEST_F(XattrTable, EverythingElseHasNone) {
   for (const Node& node :
        {below(directory(), "config.json"), below(directory(), "sub"), below(directory(), ".wcache"),
         *tree_.snapshot()->node(kRoleInode), *tree_.snapshot()->node(kReadmeInode)}) {
-    EXPECT_THAT(xattr_names(node), IsEmpty());
+    EXPECT_THAT(xattr_names(node, context()), IsEmpty());
     EXPECT_EQ(value(node, "digest"), "(none)");
   }
   for (const char* name : {"user.wcache.", "user.wcache.other", "user.role", "security.selinux", "role", ""})
