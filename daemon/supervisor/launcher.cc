@@ -88,12 +88,20 @@ Result<int> Launcher::run() {
   return *code;
 }
 
+/// Nothing is held yet when a signal came first; the first turn takes it.
+Status Launcher::join_others() {
+  for (unsigned attempt = 0;; ++attempt) {
+    Result<LaunchersLock> here = LaunchersLock::share(
+        plan_.run_dir.file("launchers.lock"), deadline_in(kWaitForLast), [&] { return signals_.pending(); });
+    if (here) here_.emplace(std::move(*here));
+    if (here || signals_.pending()) return {};
+    if (here.error().reason != Reason::not_found || attempt == kMostRetries) return fail(here.error());
+    static_cast<void>(make_run_dir(plan_.run_dir.path()));  // a last launcher has just removed it
+  }
+}
+
 Status Launcher::begin() {
-  Result<LaunchersLock> here = LaunchersLock::share(
-      plan_.run_dir.file("launchers.lock"), deadline_in(kWaitForLast), [&] { return signals_.pending(); });
-  if (!here && !signals_.pending()) return fail(here.error());
-  if (!here) return {};  // the first turn takes the signal
-  here_.emplace(std::move(*here));
+  if (Status joined = join_others(); !joined || !here_) return joined;
   Result<SocketLock> lock = SocketLock::take(plan_.run_dir.launcher_socket(getpid()));
   if (!lock) return fail(lock.error());
   Result<Listener> listener = Listener::bind(std::move(*lock));

@@ -66,6 +66,7 @@ class Launcher {
   };
 
   Status begin();
+  Status join_others();
   void start(Member& member);
   std::optional<int> turn();  // an exit code ends the loop
   void wait();

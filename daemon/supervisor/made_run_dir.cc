@@ -18,15 +18,19 @@ std::string mark_of(const RunDir& run_dir) {
   return run_dir.file("made-by-launcher");
 }
 
+Status leave_mark(const RunDir& run_dir) {
+  const Result<Fd> mark = open_file(mark_of(run_dir).c_str(), O_WRONLY | O_CREAT, 0600);
+  if (!mark) return fail(mark.error());
+  return {};
+}
+
 }  // namespace
 
 Result<RunDir> make_run_dir(std::string_view path) {
-  struct stat st {};
-  const bool absent = lstat(std::string(path).c_str(), &st) != 0;
+  const bool made = mkdir(std::string(path).c_str(), 0700) == 0;  // otherwise create() tells why not, if that matters
   Result<RunDir> run_dir = RunDir::create(path);
-  if (!run_dir || !absent) return run_dir;
-  const Result<Fd> mark = open_file(mark_of(*run_dir).c_str(), O_WRONLY | O_CREAT, 0600);
-  if (!mark) return fail(mark.error());
+  if (!run_dir || !made) return run_dir;
+  if (Status marked = leave_mark(*run_dir); !marked) return fail(marked.error());
   return run_dir;
 }
 
@@ -38,7 +42,8 @@ void remove_made_run_dir(const RunDir& run_dir) {
   std::error_code error;
   const std::filesystem::directory_iterator files(run_dir.path(), error);
   if (error || std::distance(begin(files), end(files)) != 1) return;
-  if (unlink(mark_of(run_dir).c_str()) == 0) rmdir(run_dir.path().c_str());
+  if (unlink(mark_of(run_dir).c_str()) != 0 || rmdir(run_dir.path().c_str()) == 0) return;
+  static_cast<void>(leave_mark(run_dir));  // a newcomer is in it already
 }
 
 }  // namespace wcache

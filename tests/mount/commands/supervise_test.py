@@ -4,7 +4,10 @@
 import hashlib
 import mmap
 import os
+import random
 import signal
+import threading
+import time
 
 import harness
 from harness import SharedModel, eventually, make_checkpoint, make_large
@@ -129,6 +132,33 @@ class Supervision(SharedModel):
         self.assertEqual(again.stop(), 0)
         self.assertEqual(preload.stop(), 0)
         self.assert_nothing_left(logs=True)
+
+    def test_launchers_come_and_go(self):
+        """Two at a time, each stopped at some moment: whoever is last clears up, whoever comes then begins anew."""
+        seed = int(os.environ.get("WCACHE_TEST_SEED", time.time()))
+        self.node.run_dir = self.node.root / "r,u\\n"  # what mount options must escape
+        wrong = []
+
+        def come_and_go(model, moments):
+            for _ in range(6):
+                preload = self.node.preload(model)
+                if moments.random() < 0.5:
+                    preload.ready()
+                else:
+                    time.sleep(moments.uniform(0, 0.3))
+                stop = moments.choice((signal.SIGINT, signal.SIGTERM))
+                code = preload.stop(stop)
+                if code not in (0, 128 + stop, -stop):
+                    wrong.append((code, preload.errors))
+
+        threads = [threading.Thread(target=come_and_go, args=(model, random.Random(f"{seed} {model.name}")))
+                   for model in (self.model, self.other)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(wrong, [], f"seed {seed}")
+        self.assert_nothing_left()
 
     def test_a_launcher_takes_its_orphaned_entry_along(self):
         first = self.node.preload(self.model)
