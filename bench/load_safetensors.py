@@ -1,6 +1,6 @@
 """Times safetensors' load_file and a byte of each page, of several files in turns. Run by the engines' Python.
 
-usage: load_safetensors.py ROUNDS FILE...     prints {"library": ..., "seconds": [[...], ...]}
+usage: load_safetensors.py ROUNDS FILE...     prints {"library", "seconds": [[...], ...], "huge_nbytes": [...]}
 """
 
 import json
@@ -27,10 +27,16 @@ def warm(path):
             pass
 
 
+def huge_nbytes():
+    """What of this process's mappings of files is mapped by 2 MiB entries."""
+    with open("/proc/self/smaps_rollup", encoding="ascii") as lines:
+        return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("FilePmdMapped", "ShmemPmdMapped")))
+
+
 def main():
     rounds, paths = int(sys.argv[1]), sys.argv[2:]
     name, load_file, touch = library()
-    seconds = [[] for _ in paths]
+    seconds, huge = [[] for _ in paths], [0 for _ in paths]
     for turn in range(-1, rounds):  # the first warms up and does not count
         for i in range(len(paths)):
             at = (i + turn + 1) % len(paths)
@@ -40,10 +46,11 @@ def main():
             for tensor in tensors.values():
                 touch(tensor)
             took = time.perf_counter() - began
+            huge[at] = huge_nbytes()
             del tensors, tensor
             if turn >= 0:
                 seconds[at].append(took)
-    print(json.dumps({"library": name, "seconds": seconds}))
+    print(json.dumps({"library": name, "seconds": seconds, "huge_nbytes": huge}))
 
 
 if __name__ == "__main__":

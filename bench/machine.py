@@ -51,7 +51,14 @@ def drop_caches():
 
 
 def file_system_type(path):
-    return subprocess.run(["stat", "-f", "-c", "%T", path], capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(["findmnt", "-n", "-o", "FSTYPE", "-T", path], capture_output=True, text=True,
+                          check=True).stdout.strip()
+
+
+def read_ahead_kib(path):
+    device = os.stat(path).st_dev
+    bdi = pathlib.Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}")
+    return int((bdi / "read_ahead_kb").read_text()) if bdi.exists() else None
 
 
 def available_nbytes():
@@ -62,7 +69,9 @@ def describe(directory):
     return {"kernel": platform.release(), "processors": os.cpu_count(),
             "processor": _field("/proc/cpuinfo", "model name"),
             "memory_nbytes": int(_field("/proc/meminfo", "MemTotal").split()[0]) * 1024,
-            "disk": file_system_type(directory), "system": _field("/etc/os-release", "PRETTY_NAME", "=").strip('"')}
+            "disk": file_system_type(directory), "read_ahead_kib": read_ahead_kib(directory),
+            "real_time": os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR),
+            "system": _field("/etc/os-release", "PRETTY_NAME", "=").strip('"')}
 
 
 def _field(path, key, separator=":"):

@@ -21,7 +21,9 @@ import safetensors_writer  # noqa: E402
 import values  # noqa: E402
 
 TENSOR_NBYTES = 16 << 20
+SMALL_FOLIO = 128 << 10  # what Linux's default read-ahead makes
 WAIT = 30  # seconds, for a mount to be there or a process to be gone
+PATIENCE = 600  # seconds, for one command's measurements
 
 
 class Node:
@@ -52,8 +54,19 @@ class Node:
                                              functools.partial(values.random_bytes, TENSOR_NBYTES, i))
                    for i in range(self.nbytes // TENSOR_NBYTES)]
         safetensors_writer.write(path, tensors)
-        with open(path, "rb") as file:
+        with open(path, "rb") as file:  # what writing left in the page cache is not what reading leaves there
             os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return path
+
+    @functools.cached_property
+    def small_folios(self):
+        """A copy on disk that the page cache holds in pieces of 128 KiB: it does so as it is written."""
+        path = self.disk / "small-folios.safetensors"
+        with open(self.source, "rb") as read, open(path, "xb", buffering=0) as write:
+            while piece := read.read(SMALL_FOLIO):
+                write.write(piece)
+            os.fsync(write.fileno())
         return path
 
     @functools.cached_property
@@ -132,7 +145,7 @@ class Node:
 
 
 def command(*words):
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=PATIENCE)
     if done.returncode:
         raise RuntimeError(f"{words[0]} ended with {done.returncode}: {done.stderr.strip()}")
     return done.stdout

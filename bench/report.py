@@ -75,3 +75,8 @@ def table(comparisons):
     rows.insert(1, tuple("-" * w for w in widths))
     lines = ["| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths)) + " |" for row in rows]
     return "\n".join(lines)
+
+
+def notes(comparisons):
+    lines = [f"- {c.name}, against {c.against.label}: {'; '.join(c.notes)}" for c in comparisons if c.notes]
+    return ["", *lines] if lines else []
