@@ -37,17 +37,32 @@ int trust(RunDir::SocketKind kind) {
   return 2;
 }
 
-/// One record a process: the most trusted, completed by what only the launcher knows.
+bool same_rank(const RankStatus& a, const RankStatus& b) {
+  return a.role == b.role && a.rank == b.rank;
+}
+
+/// One record a process, the most trusted; newer ones before older ones. What a daemon left behind is
+/// described best by its launcher, but who holds it is known to the mount only.
 std::vector<RankStatus> one_record_a_process(std::vector<Record> records) {
+  std::stable_sort(records.begin(), records.end(),
+                   [](const Record& a, const Record& b) { return a.rank.since > b.rank.since; });
   std::stable_sort(records.begin(), records.end(),
                    [](const Record& a, const Record& b) { return trust(a.told_by) < trust(b.told_by); });
   std::vector<RankStatus> ranks;
   for (Record& record : records) {
+    const RankStatus& rank = record.rank;
     const auto same = std::find_if(ranks.begin(), ranks.end(), [&](const RankStatus& other) {
-      return other.pid != 0 && other.pid == record.rank.pid && other.role == record.rank.role &&
-             other.rank == record.rank.rank;
+      const bool same_process = other.pid != 0 && other.pid == rank.pid;
+      const bool same_orphan = other.state == State::orphaned && rank.state == State::orphaned &&
+                               other.fingerprint == rank.fingerprint;
+      return same_rank(other, rank) && (same_process || same_orphan);
     });
-    if (same == ranks.end()) ranks.push_back(std::move(record.rank));
+    if (same == ranks.end()) {
+      ranks.push_back(std::move(record.rank));
+    } else if (record.told_by == RunDir::SocketKind::mount) {
+      same->holders = rank.holders;
+      same->holders_complete = rank.holders_complete;
+    }
   }
   return ranks;
 }
@@ -61,7 +76,7 @@ GroupKey key_of(const RankStatus& rank) {
 /// The record of each rank that is nearest to serving.
 std::vector<RankStatus> best_of_each_rank(std::vector<RankStatus> records) {
   std::stable_sort(records.begin(), records.end(), [](const RankStatus& a, const RankStatus& b) {
-    return std::tuple(a.rank, place_of(a.state), -a.since) < std::tuple(b.rank, place_of(b.state), -b.since);
+    return std::tuple(a.rank, place_of(a.state)) < std::tuple(b.rank, place_of(b.state));
   });
   const auto again = std::unique(records.begin(), records.end(),
                                  [](const RankStatus& a, const RankStatus& b) { return a.rank == b.rank; });

@@ -194,7 +194,9 @@ void Launcher::look_after_elsewhere(Member& member, const Sighting& seen) {
   const GroupPlan& plan = member.group.plan();
   const std::string print = member.group.fingerprint();
   const auto served = std::ranges::find_if(seen.node->groups, [&](const GroupStatus& other) {
-    return other.role == to_string(plan.role) && other.fingerprint == print && other.state != State::failed;
+    const bool lives =
+        other.state == State::ready || other.state == State::filling || other.state == State::starting;
+    return lives && other.role == to_string(plan.role) && other.fingerprint == print;
   });
   if (served != seen.node->groups.end()) {
     member.unknown_since.reset();

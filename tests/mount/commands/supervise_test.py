@@ -2,6 +2,7 @@
 """Launchers, daemons and the mount that end, are killed, or meet: what lives on, and who takes over."""
 
 import hashlib
+import json
 import mmap
 import os
 import random
@@ -118,6 +119,17 @@ class Supervision(SharedModel):
         self.assert_nothing_left()
 
     def test_a_killed_daemon_leaves_its_entry_to_the_mount(self):
+        self.killed_daemon()
+
+    def test_the_same_when_the_fingerprint_is_remembered(self):
+        eventually(lambda: self.remembered(), "digests are remembered")
+        self.killed_daemon()
+
+    def remembered(self):
+        done = self.node.run("fingerprint", self.model, "--json")
+        return {file["how"] for file in json.loads(done.stdout)["files"]} == {"remembered"}
+
+    def killed_daemon(self):
         preload = self.node.preload(self.model)
         _, _, path = preload.ready()
         os.kill(self.node.pid_of("wcached"), signal.SIGKILL)

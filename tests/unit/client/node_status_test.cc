@@ -100,6 +100,34 @@ TEST(MergeStatus, AReadyDaemonReplacesWhatTheMountRemembers) {
   EXPECT_EQ(node.groups[0].state, State::ready);
 }
 
+TEST(MergeStatus, OfAnOrphanTheLauncherKnowsWhatItIsAndTheMountWhoHoldsIt) {
+  RankStatus left = rank_of(State::orphaned, 0);
+  left.pages = "huge";
+  left.holders = {{60, "gone", 1}};
+  RankStatus held = rank_of(State::orphaned, 0);
+  held.holders = {{50, "vllm", 5}};
+  held.survives = false;
+  held.since = 500;
+  const NodeStatus node =
+      merge_status("/run/wcache", {answer(Kind::mount, {held}), answer(Kind::launcher, {left})});
+  ASSERT_EQ(node.groups.size(), 1U);
+  ASSERT_EQ(node.groups[0].ranks.size(), 1U);
+  EXPECT_EQ(node.groups[0].ranks[0].pages, "huge");
+  EXPECT_TRUE(node.groups[0].ranks[0].survives);
+  ASSERT_EQ(node.groups[0].holders.size(), 1U);
+  EXPECT_EQ(node.groups[0].holders[0].pid, 50);
+}
+
+TEST(MergeStatus, TheNewestOfSeveralTriesCounts) {
+  RankStatus first = rank_of(State::failed, 12, ""), second = rank_of(State::failed, 13, "");
+  first.reason = "io";
+  second.reason = "corrupt";
+  const NodeStatus node =
+      merge_status("/run/wcache", {answer(Kind::launcher, {first}), answer(Kind::launcher, {second})});
+  ASSERT_EQ(node.groups.size(), 1U);
+  EXPECT_EQ(node.groups[0].reason, "corrupt");
+}
+
 TEST(MergeStatus, AGroupIsWhatItsLastRankIs) {
   RankStatus second = rank_of(State::filling, 12);
   second.rank = 1;
