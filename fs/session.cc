@@ -21,8 +21,6 @@ constexpr int kWakeSignal = SIGUSR1;
 constexpr std::chrono::milliseconds kPollStep{1};
 constexpr std::chrono::milliseconds kWakeStep{20};
 constexpr unsigned kMaxThreads = 10;
-constexpr unsigned kIdleThreads =
-    static_cast<unsigned>(-1);  // an idle limit makes threads come and go under load
 
 struct LoopConfigDestroy {
   void operator()(fuse_loop_config* config) const { fuse_loop_cfg_destroy(config); }
@@ -69,8 +67,8 @@ Session::~Session() {
 void Session::run() {
   unblock_wake_signal();
   std::unique_ptr<fuse_loop_config, LoopConfigDestroy> config(fuse_loop_cfg_create());
+  // No idle limit, the default: one makes threads come and go under load. 3.14 warns when told so.
   fuse_loop_cfg_set_max_threads(config.get(), kMaxThreads);
-  fuse_loop_cfg_set_idle_threads(config.get(), kIdleThreads);
   const int result = fuse_session_loop_mt(session_.get(), config.get());
   if (stopping_)
     end_ = {SessionEnd::Why::stopped, 0};
