@@ -1,0 +1,264 @@
+// The C ABI of libwcache: arguments checked, errors kept for the thread, nothing thrown.
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <exception>
+#include <memory>
+#include <new>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+#include "client/attached_entry.h"
+#include "client/find_group.h"
+#include "client/wcache.h"
+#include "core/format.h"
+#include "core/version.h"
+#include "ipc/run_dir.h"
+
+struct wcache_entry {
+  std::unique_ptr<wcache::AttachedEntry> attached;
+  std::atomic<std::size_t> holds = 1;
+};
+
+namespace {
+
+using wcache::AttachedEntry;
+using wcache::Error;
+using wcache::fail;
+using wcache::Reason;
+using wcache::Result;
+using wcache::Status;
+
+constexpr std::chrono::seconds kAttachWait{10};
+constexpr std::chrono::milliseconds kBetweenLooks{100};
+
+/// The enum of the ABI is Reason, moved up by one for WCACHE_OK.
+constexpr wcache_reason to_abi(Reason reason) {
+  return static_cast<wcache_reason>(static_cast<int>(reason) + 1);
+}
+static_assert(to_abi(Reason::invalid) == WCACHE_INVALID &&
+              to_abi(Reason::not_running) == WCACHE_NOT_RUNNING &&
+              to_abi(Reason::not_found) == WCACHE_NOT_FOUND &&
+              to_abi(Reason::not_ready) == WCACHE_NOT_READY && to_abi(Reason::mismatch) == WCACHE_MISMATCH &&
+              to_abi(Reason::stale) == WCACHE_STALE && to_abi(Reason::evicted) == WCACHE_EVICTED &&
+              to_abi(Reason::busy) == WCACHE_BUSY && to_abi(Reason::over_budget) == WCACHE_OVER_BUDGET &&
+              to_abi(Reason::denied) == WCACHE_DENIED && to_abi(Reason::unsupported) == WCACHE_UNSUPPORTED &&
+              to_abi(Reason::corrupt) == WCACHE_CORRUPT && to_abi(Reason::io) == WCACHE_IO &&
+              to_abi(Reason::timeout) == WCACHE_TIMEOUT && to_abi(Reason::version) == WCACHE_VERSION &&
+              to_abi(Reason::internal) == WCACHE_INTERNAL);
+
+struct LastError {
+  wcache_reason reason = WCACHE_OK;
+  std::string message;
+  std::string hint;
+};
+
+LastError& last_error() {
+  thread_local LastError error;
+  return error;
+}
+
+wcache_reason keep(Error error) noexcept {
+  LastError& last = last_error();
+  last.reason = to_abi(error.reason);
+  last.message = std::move(error.message);
+  last.hint = std::move(error.hint);
+  return last.reason;
+}
+
+/// The one exception boundary. Its own texts fit into a std::string without allocating.
+template <class Work>
+wcache_reason guarded(Work work) noexcept {
+  try {
+    Status done = work();
+    return done ? WCACHE_OK : keep(std::move(done.error()));
+  } catch (const std::bad_alloc&) {
+    return keep(Error{Reason::internal, "out of memory"});
+  } catch (const std::exception& error) {
+    try {
+      return keep(Error{Reason::internal, std::string("unexpected: ") + error.what()});
+    } catch (...) {
+      return keep(Error{Reason::internal, "out of memory"});
+    }
+  } catch (...) {
+    return keep(Error{Reason::internal, "unexpected"});
+  }
+}
+
+struct Wanted {
+  std::string entry;
+  std::string run_dir;
+  std::string role;
+  std::optional<std::uint32_t> rank;
+  std::chrono::milliseconds wait{0};
+};
+
+Result<Wanted> parse(const char* entry, const char* run_dir, const wcache_options* options) {
+  Wanted wanted;
+  if (entry == nullptr || *entry == '\0') return fail(Reason::invalid, "no entry is named", {}, "entry");
+  wanted.entry = entry;
+  if (run_dir != nullptr) {
+    wanted.run_dir = run_dir;
+  } else {
+    Result<std::string> path = wcache::RunDir::default_path(geteuid(), wcache::RunDir::process_environment);
+    if (!path) return fail(std::move(path.error()));
+    wanted.run_dir = std::move(*path);
+  }
+  if (options == nullptr) return wanted;
+  if (options->size != sizeof(wcache_options))
+    return fail(Reason::invalid,
+                "options of " + std::to_string(options->size) + " bytes are of another version",
+                "set size to sizeof(wcache_options)", "size");
+  if (options->role != nullptr) {
+    if (!wcache::role_from_string(options->role))
+      return fail(Reason::invalid, "unknown role '" + wcache::printable(options->role) + "'",
+                  "the roles are target and draft0", "role");
+    wanted.role = options->role;
+  }
+  if (options->rank < -1)
+    return fail(Reason::invalid, "there is no rank " + std::to_string(options->rank), {}, "rank");
+  if (options->rank >= 0) wanted.rank = static_cast<std::uint32_t>(options->rank);
+  wanted.wait = std::chrono::milliseconds(options->wait_ms);
+  return wanted;
+}
+
+Result<std::unique_ptr<AttachedEntry>> attach_once(const Wanted& wanted) {
+  const Result<wcache::NodeStatus> node = wcache::collect_status(wanted.run_dir);
+  if (!node) return fail(node.error());
+  const Result<wcache::GroupStatus> group = wcache::find_group(*node, wanted.entry, wanted.role, std::getenv);
+  if (!group) return fail(group.error());
+  return AttachedEntry::attach(*group, wanted.rank, wcache::deadline_in(kAttachWait));
+}
+
+bool may_come(Reason reason) {
+  return reason == Reason::not_running || reason == Reason::not_found || reason == Reason::not_ready;
+}
+
+Result<std::unique_ptr<AttachedEntry>> attach_waiting(const Wanted& wanted) {
+  const wcache::Deadline end = wcache::deadline_in(wanted.wait);
+  for (;;) {
+    Result<std::unique_ptr<AttachedEntry>> attached = attach_once(wanted);
+    if (attached || !may_come(attached.error().reason) || wanted.wait.count() == 0) return attached;
+    if (wcache::remaining_ms(end) == 0)
+      return fail(Reason::timeout,
+                  "waited " + std::to_string(wanted.wait.count()) + " ms: " + attached.error().message,
+                  attached.error().hint);
+    std::this_thread::sleep_for(
+        std::min(kBetweenLooks, std::chrono::milliseconds(wcache::remaining_ms(end))));
+  }
+}
+
+Status check_arguments(const wcache_entry* entry, const void* out) {
+  if (entry == nullptr || out == nullptr) return fail(Reason::invalid, "an argument is NULL");
+  return {};
+}
+
+void fill_in(const AttachedEntry::Tensor& tensor, wcache_tensor& out) {
+  out = {};
+  out.name = tensor.row.name.data();
+  out.name_nbytes = tensor.row.name.size();
+  out.dtype = tensor.row.dtype.data();  // a string of FlatBuffers: verified to end with NUL
+  out.shape = tensor.row.shape.empty() ? nullptr : tensor.row.shape.data();
+  out.ndim = tensor.row.shape.size();
+  out.nbytes = tensor.row.nbytes;
+  out.data = tensor.data;
+  out.file = tensor.file;
+  out.offset = tensor.row.offset;
+  out.rank = tensor.rank;
+  const std::string digest = to_hex(tensor.row.digest);
+  std::copy(digest.begin(), digest.end(), out.digest);
+}
+
+}  // namespace
+
+const char* wcache_version(void) {
+  return wcache::version().data();  // a literal
+}
+
+wcache_reason wcache_open(const char* entry, const char* run_dir, const wcache_options* options,
+                          wcache_entry** out) {
+  return guarded([&]() -> Status {
+    if (out == nullptr) return fail(Reason::invalid, "an argument is NULL");
+    const Result<Wanted> wanted = parse(entry, run_dir, options);
+    if (!wanted) return fail(wanted.error());
+    auto opened = std::make_unique<wcache_entry>();
+    Result<std::unique_ptr<AttachedEntry>> attached = attach_waiting(*wanted);
+    if (!attached) return fail(std::move(attached.error()));
+    opened->attached = std::move(*attached);
+    *out = opened.release();
+    return {};
+  });
+}
+
+void wcache_hold(wcache_entry* entry) {
+  if (entry != nullptr) entry->holds.fetch_add(1, std::memory_order_relaxed);
+}
+
+void wcache_close(wcache_entry* entry) {
+  if (entry != nullptr && entry->holds.fetch_sub(1, std::memory_order_acq_rel) == 1) delete entry;
+}
+
+wcache_reason wcache_entry_info(const wcache_entry* entry, wcache_info* out) {
+  return guarded([&]() -> Status {
+    if (Status checked = check_arguments(entry, out); !checked) return checked;
+    const AttachedEntry& attached = *entry->attached;
+    *out = {attached.role().c_str(),
+            attached.name().c_str(),
+            attached.fingerprint().c_str(),
+            attached.layout().c_str(),
+            attached.source().c_str(),
+            attached.nbytes(),
+            static_cast<std::uint32_t>(attached.ranks())};
+    return {};
+  });
+}
+
+size_t wcache_tensor_count(const wcache_entry* entry) {
+  return entry == nullptr ? 0 : entry->attached->tensor_count();
+}
+
+wcache_reason wcache_tensor_at(const wcache_entry* entry, size_t number, wcache_tensor* out) {
+  return guarded([&]() -> Status {
+    if (Status checked = check_arguments(entry, out); !checked) return checked;
+    const Result<AttachedEntry::Tensor> tensor = entry->attached->tensor(number);
+    if (!tensor) return fail(tensor.error());
+    fill_in(*tensor, *out);
+    return {};
+  });
+}
+
+wcache_reason wcache_tensor_find(const wcache_entry* entry, const char* name, wcache_tensor* out) {
+  return guarded([&]() -> Status {
+    if (Status checked = check_arguments(entry, out); !checked) return checked;
+    if (name == nullptr) return fail(Reason::invalid, "an argument is NULL");
+    const Result<AttachedEntry::Tensor> tensor = entry->attached->find(name);
+    if (!tensor) return fail(tensor.error());
+    fill_in(*tensor, *out);
+    return {};
+  });
+}
+
+wcache_reason wcache_last_reason(void) {
+  return last_error().reason;
+}
+
+const char* wcache_last_message(void) {
+  return last_error().message.c_str();
+}
+
+const char* wcache_last_hint(void) {
+  return last_error().hint.c_str();
+}
+
+const char* wcache_reason_name(wcache_reason reason) {
+  if (reason == WCACHE_OK) return "ok";
+  const int number = static_cast<int>(reason) - 1;
+  if (number < 0 || number > static_cast<int>(Reason::internal)) return "unknown";
+  return to_string(static_cast<Reason>(number)).data();  // a literal
+}

@@ -1,0 +1,132 @@
+#ifndef WCACHE_H
+#define WCACHE_H
+
+/* libwcache: the weights of an entry that a wcached on this node serves, mapped into the calling process.
+ *
+ * C11 and C++. No function throws or ends the process. Every function may be called from any thread at any
+ * time, but for wcache_close: nothing of an entry may be used during or after the call that lets its last
+ * hold go. docs/client-library.md describes the library, with an example. */
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define WCACHE_API __attribute__((visibility("default")))
+#else
+#define WCACHE_API
+#endif
+
+/* Why a call failed. The same reasons as everywhere in wcache; numbers are never reused. */
+typedef enum wcache_reason {
+  WCACHE_OK = 0,
+  WCACHE_INVALID = 1,      /* an argument */
+  WCACHE_NOT_RUNNING = 2,  /* no daemon answers */
+  WCACHE_NOT_FOUND = 3,    /* no such entry, tensor or name */
+  WCACHE_NOT_READY = 4,    /* still filling; try again, or set wait_ms */
+  WCACHE_MISMATCH = 5,     /* another fingerprint or role than asked for */
+  WCACHE_STALE = 6,        /* the source changed since it was cached */
+  WCACHE_EVICTED = 7,      /* dropped on request */
+  WCACHE_BUSY = 8,         /* held by somebody */
+  WCACHE_OVER_BUDGET = 9,  /* a limit is too small */
+  WCACHE_DENIED = 10,      /* permission */
+  WCACHE_UNSUPPORTED = 11, /* this entry or machine cannot be served */
+  WCACHE_CORRUPT = 12,     /* bytes are not what they claim to be */
+  WCACHE_IO = 13,          /* the operating system refused */
+  WCACHE_TIMEOUT = 14,     /* a deadline passed */
+  WCACHE_VERSION = 15,     /* the daemon speaks another protocol */
+  WCACHE_INTERNAL = 16     /* a bug, or no memory left */
+} wcache_reason;
+
+/* An attached entry. It starts with one hold. */
+typedef struct wcache_entry wcache_entry;
+
+typedef struct wcache_options {
+  size_t size;      /* sizeof(wcache_options); WCACHE_OPTIONS_INIT sets it */
+  const char* role; /* "target", "draft0"; NULL: whichever the entry is of */
+  int32_t rank;     /* attach to this rank alone; -1: to every rank that this node has of the entry */
+  uint32_t wait_ms; /* how long to wait for an entry that is not there or still fills; 0: not at all */
+} wcache_options;
+
+#define WCACHE_OPTIONS_INIT \
+  { sizeof(wcache_options), NULL, -1, 0 }
+
+/* Strings live as long as the entry. */
+typedef struct wcache_info {
+  const char* role;
+  const char* name;
+  const char* fingerprint; /* 32 hex digits */
+  const char* layout;
+  const char* source; /* the checkpoint it was made of */
+  uint64_t nbytes;    /* of all files of the ranks attached to */
+  uint32_t ranks;     /* how many are attached to */
+} wcache_info;
+
+/* Pointers live as long as the entry. Shapes are those of the checkpoint, outermost first. */
+typedef struct wcache_tensor {
+  const char* name; /* name_nbytes long, NOT ended by a NUL */
+  size_t name_nbytes;
+  const char* dtype;     /* the format's own spelling: "BF16", "F8_E4M3"; "q4_1" for GGUF */
+  const uint64_t* shape; /* ndim numbers; NULL for none */
+  size_t ndim;
+  uint64_t nbytes;
+  const void* data; /* read-only memory, aligned as in the file; NULL for an empty tensor */
+  const char* file; /* relative to the entry's directory */
+  uint64_t offset;  /* of the first byte in the file */
+  uint32_t rank;
+  char digest[33]; /* of the bytes, hex; docs/formats.md says how */
+} wcache_tensor;
+
+/* The version of the library, "MAJOR.MINOR.PATCH". */
+WCACHE_API const char* wcache_version(void);
+
+/* Finds an entry, attaches to its daemons and keeps them from evicting it. `entry` is
+ *   a path in the mounted tree, of an entry or of anything in it;
+ *   a fingerprint, or the first 8 digits or more of one, if no other begins so;
+ *   a name as in by-name/;
+ *   the directory of a model (or its single weight file), if its fingerprint is remembered: no weights are
+ * read for it. `run_dir`: where the daemons of this node meet; NULL: WCACHE_RUN_DIR, else the user's own as
+ * for the programs. `options` may be NULL. *out is set on success only; wcache_close lets it go. The time it
+ * takes does not depend on the number of tensors. A daemon that does not answer for 10 seconds is
+ * WCACHE_TIMEOUT. */
+WCACHE_API wcache_reason wcache_open(const char* entry, const char* run_dir, const wcache_options* options,
+                                     wcache_entry** out);
+
+/* One more hold: as many wcache_close are needed. */
+WCACHE_API void wcache_hold(wcache_entry* entry);
+
+/* Lets one hold go; with the last one the memory is unmapped and the daemons are free to evict. NULL is
+ * ignored. The error of the calling thread stays as it is. */
+WCACHE_API void wcache_close(wcache_entry* entry);
+
+WCACHE_API wcache_reason wcache_entry_info(const wcache_entry* entry, wcache_info* out);
+
+/* Of all ranks attached to. 0 for NULL. */
+WCACHE_API size_t wcache_tensor_count(const wcache_entry* entry);
+
+/* By number, below wcache_tensor_count: rank by rank, sorted by name (bytewise) in each. A file is mapped
+ * when the first of its tensors is asked for. */
+WCACHE_API wcache_reason wcache_tensor_at(const wcache_entry* entry, size_t number, wcache_tensor* out);
+
+/* By name. WCACHE_INVALID where several ranks have different tensors of that name: open one rank, or iterate.
+ */
+WCACHE_API wcache_reason wcache_tensor_find(const wcache_entry* entry, const char* name, wcache_tensor* out);
+
+/* The last failure of the calling thread; WCACHE_OK and "" when nothing has failed. A success leaves it
+ * alone. Texts live until the next failure of the thread: what was wrong and where, and what to do about it
+ * (often ""). */
+WCACHE_API wcache_reason wcache_last_reason(void);
+WCACHE_API const char* wcache_last_message(void);
+WCACHE_API const char* wcache_last_hint(void);
+
+/* "not-running", "over-budget", ...; "ok"; "unknown" for a number that is none. */
+WCACHE_API const char* wcache_reason_name(wcache_reason reason);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,337 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "client/wcache.h"
+#include "ipc/client.h"
+#include "ipc/listener.h"
+#include "ipc/run_dir.h"
+#include "tests/support/test_entry.h"
+#include "tests/unit/client/temporary_directory.h"
+
+namespace wcache {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using testing::HasSubstr;
+
+/// What a daemon says of the entry it plays.
+struct Says {
+  State state = State::ready;
+  Role role = Role::target;
+  std::string name = "tiny";
+  std::string fingerprint = {};  ///< empty: the entry's own
+  std::string device = "HOST-0";
+  bool drop_last_file = false;
+};
+
+/// A daemon played by the test: status, descriptors, and a count of who is attached. Connections are served
+/// by a thread each.
+class RankServer {
+ public:
+  RankServer(const RunDir& run_dir, test::TestEntry entry, Says says = {})
+      : entry_(std::move(entry)),
+        says_(std::move(says)),
+        listener_(
+            Listener::bind(
+                SocketLock::take(run_dir.rank_socket(says_.role, entry_.fingerprint, says_.device)).value())
+                .value()),
+        thread_([this] { run(); }) {}
+
+  ~RankServer() {
+    stop_ = true;
+    thread_.join();
+    for (std::thread& thread : served_) thread.join();
+  }
+
+  std::string fingerprint() const { return entry_.directory(); }
+  int attached() const { return attached_; }
+
+  bool attached_becomes(int wanted) const {
+    for (int i = 0; i < 1000 && attached_ != wanted; ++i) std::this_thread::sleep_for(milliseconds(5));
+    return attached_ == wanted;
+  }
+
+ private:
+  void run() {
+    while (!stop_) {
+      pollfd item{listener_.fd(), POLLIN, 0};
+      if (poll(&item, 1, 5) <= 0) continue;
+      Result<std::optional<Connection>> connection = listener_.accept();
+      if (!connection || !*connection) continue;
+      served_.emplace_back([this, peer = std::move(**connection)]() mutable { serve(peer); });
+    }
+  }
+
+  void serve(Connection& connection) {
+    bool client = false;
+    bool lease = false;
+    while (!stop_) {
+      const auto message = connection.receive({}, deadline_in(milliseconds(20)));
+      if (!message && message.error().reason == Reason::timeout) continue;
+      if (!message || !*message) break;
+      const Envelope request = decode((*message)->bytes).value();
+      if (const Hello* hello = std::get_if<Hello>(&request.body)) {
+        client = hello->purpose == Purpose::client;
+        reply(connection, {request.id, HelloReply{kMaxProtocolVersion, getpid()}});
+      } else if (std::holds_alternative<StatusRequest>(request.body)) {
+        reply(connection, {request.id, status()});
+      } else {
+        hand_out(connection, request.id);
+        lease = client;
+        if (lease) ++attached_;
+      }
+    }
+    if (lease) --attached_;
+  }
+
+  Body status() const {
+    RankStatus rank;
+    rank.role = to_string(says_.role);
+    rank.name = says_.name;
+    rank.fingerprint = says_.fingerprint.empty() ? fingerprint() : says_.fingerprint;
+    rank.state = says_.state;
+    rank.tp_size = 1;
+    rank.pid = getpid();
+    rank.socket = listener_.path();
+    rank.tier = "host";
+    if (says_.state == State::failed) {
+      rank.reason = "over-budget";
+      rank.message = "needs 9 GiB";
+      rank.hint = "raise the limit";
+    }
+    StatusReply reply;
+    reply.pid = getpid();
+    reply.ranks.push_back(rank);
+    return reply;
+  }
+
+  void hand_out(Connection& connection, std::uint32_t id) const {
+    std::vector<int> fds{entry_.arena.manifest.get()};
+    for (const Fd& image : entry_.arena.images) fds.push_back(image.get());
+    if (says_.drop_last_file) fds.pop_back();
+    const auto count = static_cast<std::uint32_t>(fds.size());
+    reply(connection, {id, AttachReply{count, entry_.manifest_nbytes}});
+    reply(connection, {id, Descriptors{0, count}}, fds);
+  }
+
+  static void reply(Connection& connection, const Envelope& envelope, const std::vector<int>& fds = {}) {
+    (void)connection.send(encode(envelope).value(), fds, deadline_in(seconds(5)));
+  }
+
+  const test::TestEntry entry_;
+  const Says says_;
+  Listener listener_;
+  std::atomic<bool> stop_ = false;
+  std::atomic<int> attached_ = 0;
+  std::vector<std::thread> served_;  // of thread_ alone until it has ended
+  std::thread thread_;
+};
+
+class Library : public testing::Test {
+ protected:
+  test::TestEntry entry() const {
+    test::TestEntryOptions options;
+    options.memfd = true;
+    return test::make_test_entry(files_, options);
+  }
+
+  wcache_reason open(const std::string& name, const wcache_options* options = nullptr) {
+    return wcache_open(name.c_str(), run_dir_.path().c_str(), options, &opened_);
+  }
+
+  void TearDown() override { wcache_close(opened_); }
+
+  std::vector<test::TestFile> files_ = {
+      {"config.json", "{}"},
+      test::test_weights("a.safetensors", {"a.first", "a.second"}, 4096),
+      test::test_weights("b.safetensors", {"b.only"}, (std::uint64_t{3} << 20) + 5),
+  };
+  TemporaryDirectory directory_;
+  const RunDir run_dir_ = RunDir::open(directory_.path()).value();
+  wcache_entry* opened_ = nullptr;
+};
+
+std::string_view name_of(const wcache_tensor& tensor) {
+  return {tensor.name, tensor.name_nbytes};
+}
+
+TEST_F(Library, GivesTheBytesOfEveryTensor) {
+  const RankServer server(run_dir_, entry());
+  ASSERT_EQ(open(server.fingerprint()), WCACHE_OK) << wcache_last_message();
+  ASSERT_EQ(wcache_tensor_count(opened_), 3U);
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < 3; ++i) {
+    wcache_tensor tensor;
+    ASSERT_EQ(wcache_tensor_at(opened_, i, &tensor), WCACHE_OK) << wcache_last_message();
+    names.emplace_back(name_of(tensor));
+    const test::TestFile& file = files_[tensor.file == std::string_view("a.safetensors") ? 1 : 2];
+    EXPECT_EQ(file.name, tensor.file);
+    ASSERT_NE(tensor.data, nullptr);
+    EXPECT_EQ(std::memcmp(tensor.data, file.bytes.data() + tensor.offset, tensor.nbytes), 0) << names.back();
+    EXPECT_STREQ(tensor.dtype, "U8");
+    ASSERT_EQ(tensor.ndim, 1U);
+    EXPECT_EQ(tensor.shape[0], tensor.nbytes);
+    EXPECT_EQ(tensor.digest,
+              to_hex(segment_digest({static_cast<const std::byte*>(tensor.data), tensor.nbytes})));
+
+    wcache_tensor again;
+    ASSERT_EQ(wcache_tensor_find(opened_, names.back().c_str(), &again), WCACHE_OK);
+    EXPECT_EQ(again.data, tensor.data);
+  }
+  EXPECT_EQ(names, (std::vector<std::string>{"a.first", "a.second", "b.only"}));
+
+  wcache_info info;
+  ASSERT_EQ(wcache_entry_info(opened_, &info), WCACHE_OK);
+  EXPECT_STREQ(info.role, "target");
+  EXPECT_STREQ(info.name, "tiny");
+  EXPECT_EQ(info.fingerprint, server.fingerprint());
+  EXPECT_EQ(info.nbytes, files_[0].bytes.size() + files_[1].bytes.size() + files_[2].bytes.size());
+  EXPECT_EQ(info.ranks, 1U);
+}
+
+TEST_F(Library, FindsAnEntryByPrefixNameAndPath) {
+  const RankServer server(run_dir_, entry());
+  for (const std::string& name : {server.fingerprint().substr(0, 8), std::string("tiny"),
+                                  "/mnt/wcache/target/" + server.fingerprint() + "/config.json",
+                                  std::string("/mnt/wcache/target/by-name/tiny")}) {
+    ASSERT_EQ(open(name), WCACHE_OK) << name << ": " << wcache_last_message();
+    wcache_close(std::exchange(opened_, nullptr));
+  }
+}
+
+TEST_F(Library, IsSeenByTheDaemonUntilTheLastHoldGoes) {
+  const RankServer server(run_dir_, entry());
+  ASSERT_EQ(open("tiny"), WCACHE_OK) << wcache_last_message();
+  EXPECT_TRUE(server.attached_becomes(1));
+  wcache_tensor tensor;
+  ASSERT_EQ(wcache_tensor_find(opened_, "a.first", &tensor), WCACHE_OK);
+  wcache_hold(opened_);
+  wcache_close(opened_);
+  std::this_thread::sleep_for(milliseconds(50));
+  EXPECT_EQ(server.attached(), 1);
+  EXPECT_EQ(std::memcmp(tensor.data, files_[1].bytes.data() + tensor.offset, tensor.nbytes), 0);
+  wcache_close(std::exchange(opened_, nullptr));
+  EXPECT_TRUE(server.attached_becomes(0));
+}
+
+TEST_F(Library, KeepsTheBytesOfADaemonThatDied) {
+  std::optional<RankServer> server(std::in_place, run_dir_, entry());
+  ASSERT_EQ(open("tiny"), WCACHE_OK) << wcache_last_message();
+  server.reset();
+  wcache_tensor tensor;
+  ASSERT_EQ(wcache_tensor_find(opened_, "b.only", &tensor), WCACHE_OK) << wcache_last_message();
+  EXPECT_EQ(std::memcmp(tensor.data, files_[2].bytes.data() + tensor.offset, tensor.nbytes), 0);
+}
+
+TEST_F(Library, MapsAFileOnceForManyThreads) {
+  const RankServer server(run_dir_, entry());
+  ASSERT_EQ(open("tiny"), WCACHE_OK) << wcache_last_message();
+  std::vector<const void*> seen(8);
+  std::vector<std::thread> threads;
+  for (const void*& data : seen) {
+    threads.emplace_back([&] {
+      wcache_tensor tensor;
+      if (wcache_tensor_find(opened_, "b.only", &tensor) == WCACHE_OK) data = tensor.data;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  ASSERT_NE(seen.front(), nullptr);
+  EXPECT_THAT(seen, testing::Each(seen.front()));
+}
+
+TEST_F(Library, SaysWhatIsWrong) {
+  EXPECT_EQ(open("tiny"), WCACHE_NOT_RUNNING);
+  EXPECT_EQ(wcache_last_reason(), WCACHE_NOT_RUNNING);
+  EXPECT_STREQ(wcache_reason_name(wcache_last_reason()), "not-running");
+  EXPECT_THAT(wcache_last_message(), HasSubstr(run_dir_.path()));
+  EXPECT_STRNE(wcache_last_hint(), "");
+
+  const RankServer server(run_dir_, entry());
+  EXPECT_EQ(open("other"), WCACHE_NOT_FOUND);
+  EXPECT_EQ(open(""), WCACHE_INVALID);
+  EXPECT_EQ(wcache_open("tiny", nullptr, nullptr, nullptr), WCACHE_INVALID);
+  wcache_options options = WCACHE_OPTIONS_INIT;
+  options.role = "draft7";
+  EXPECT_EQ(open("tiny", &options), WCACHE_INVALID);
+  options.role = "draft0";
+  EXPECT_EQ(open("tiny", &options), WCACHE_NOT_FOUND);
+  options = WCACHE_OPTIONS_INIT;
+  options.rank = 1;
+  EXPECT_EQ(open("tiny", &options), WCACHE_NOT_FOUND);
+  options = WCACHE_OPTIONS_INIT;
+  options.size = 3;
+  EXPECT_EQ(open("tiny", &options), WCACHE_INVALID);
+  EXPECT_EQ(opened_, nullptr);
+
+  ASSERT_EQ(open("tiny"), WCACHE_OK);
+  wcache_tensor tensor;
+  EXPECT_EQ(wcache_tensor_find(opened_, "none", &tensor), WCACHE_NOT_FOUND);
+  EXPECT_THAT(wcache_last_message(), HasSubstr("'none'"));
+  EXPECT_EQ(wcache_tensor_at(opened_, 3, &tensor), WCACHE_INVALID);
+  EXPECT_EQ(wcache_tensor_find(opened_, nullptr, &tensor), WCACHE_INVALID);
+}
+
+TEST_F(Library, KeepsErrorsApartByThread) {
+  EXPECT_EQ(open("tiny"), WCACHE_NOT_RUNNING);
+  std::thread([] { EXPECT_EQ(wcache_last_reason(), WCACHE_OK); }).join();
+}
+
+TEST_F(Library, TellsAnEntryThatDoesNotServe) {
+  {
+    const RankServer filling(run_dir_, entry(), {.state = State::filling});
+    EXPECT_EQ(open("tiny"), WCACHE_NOT_READY);
+    wcache_options options = WCACHE_OPTIONS_INIT;
+    options.wait_ms = 50;
+    EXPECT_EQ(open("tiny", &options), WCACHE_TIMEOUT);
+  }
+  const RankServer failed(run_dir_, entry(), {.state = State::failed});
+  EXPECT_EQ(open("tiny"), WCACHE_OVER_BUDGET);
+  EXPECT_THAT(wcache_last_message(), HasSubstr("needs 9 GiB"));
+  EXPECT_STREQ(wcache_last_hint(), "raise the limit");
+}
+
+TEST_F(Library, WaitsForAnEntryToCome) {
+  std::optional<RankServer> server;
+  std::thread later([&] {
+    std::this_thread::sleep_for(milliseconds(150));
+    server.emplace(run_dir_, entry());
+  });
+  wcache_options options = WCACHE_OPTIONS_INIT;
+  options.wait_ms = 20'000;
+  EXPECT_EQ(open("tiny", &options), WCACHE_OK) << wcache_last_message();
+  later.join();
+}
+
+TEST_F(Library, RefusesADaemonThatHandsOutSomethingElse) {
+  {
+    const RankServer other(run_dir_, entry(), {.fingerprint = "00112233445566778899aabbccddeeff"});
+    EXPECT_EQ(open("tiny"), WCACHE_MISMATCH);
+  }
+  const RankServer short_of_a_file(run_dir_, entry(), {.drop_last_file = true});
+  EXPECT_EQ(open("tiny"), WCACHE_CORRUPT);
+}
+
+TEST(LibraryNames, EveryReasonHasOne) {
+  EXPECT_STREQ(wcache_reason_name(WCACHE_OK), "ok");
+  EXPECT_STREQ(wcache_reason_name(WCACHE_INVALID), "invalid");
+  EXPECT_STREQ(wcache_reason_name(WCACHE_INTERNAL), "internal");
+  EXPECT_STREQ(wcache_reason_name(static_cast<wcache_reason>(17)), "unknown");
+  EXPECT_EQ(std::string(wcache_version()).find_first_not_of("0123456789."), std::string::npos);
+}
+
+}  // namespace
+}  // namespace wcache
