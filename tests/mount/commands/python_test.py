@@ -1,0 +1,134 @@
+#!/usr/bin/env python3
+"""The Python package against real daemons: the tensors of a checkpoint, who holds it, and what is raised."""
+
+import gc
+import hashlib
+import importlib.util
+import json
+import os
+import pathlib
+import struct
+import sys
+import unittest
+
+import harness
+from harness import SharedModel, eventually
+
+sys.path.insert(0, str(harness.BIN.parent / "python"))
+import wcache  # noqa: E402
+
+
+def has(module):
+    return importlib.util.find_spec(module) is not None
+
+
+def tensors_of(path):
+    """name -> (dtype, shape, bytes) of a safetensors file, by the format's own words."""
+    data = path.read_bytes()
+    (size,) = struct.unpack_from("<Q", data)
+    for name, row in json.loads(data[8:8 + size]).items():
+        if name != "__metadata__":
+            begin, end = (8 + size + offset for offset in row["data_offsets"])
+            yield name, (row["dtype"], tuple(row["shape"]), data[begin:end])
+
+
+class Python(SharedModel):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.expected = dict(row for path in cls.model.glob("*.safetensors") for row in tensors_of(path))
+
+    def setUp(self):
+        super().setUp()
+        self.preload = self.node.preload(self.model)
+        _, self.fingerprint, self.path = self.preload.ready()
+
+    def open(self, entry=None, **options):
+        return wcache.open(entry or self.path, run_dir=self.node.run_dir, **options)
+
+    def holders(self):
+        return [holder["pid"] for holder in self.node.group()["holders"]]
+
+    def test_names_and_bytes(self):
+        with self.open() as model:
+            self.assertEqual(list(model), sorted(self.expected))
+            self.assertEqual(len(model), len(self.expected))
+            self.assertEqual((model.role, model.fingerprint, model.ranks), ("target", self.fingerprint, 1))
+            for name, (dtype, shape, data) in self.expected.items():
+                info = model.info(name)
+                self.assertEqual((info.name, info.dtype_name, info.shape, info.nbytes), (name, dtype, shape, len(data)))
+                found = model.bytes(name)
+                self.assertTrue(found.readonly)
+                self.assertEqual(hashlib.sha256(found).digest(), hashlib.sha256(data).digest(), name)
+                self.assertIn(name, model)
+            self.assertNotIn("no such tensor", model)
+
+    def test_holds_the_entry_until_the_last_view_is_gone(self):
+        model = self.open(self.fingerprint[:8])
+        name = min(self.expected)
+        view = model.bytes(name)
+        self.assertIn(os.getpid(), self.holders())
+        model.close()
+        self.assertRaises(wcache.Invalid, model.info, name)
+        self.assertEqual(self.node.run("evict", self.fingerprint).returncode, 6)
+        self.assertEqual(bytes(view), self.expected[name][2])
+        del view
+        gc.collect()
+        # What status says of mappings may be half a second old.
+        eventually(lambda: os.getpid() not in self.holders(), self.holders)
+        self.assertEqual(self.node.run("evict", self.fingerprint).returncode, 0)
+
+    def test_what_is_raised(self):
+        with self.open() as model:
+            with self.assertRaises(wcache.NotFound) as caught:
+                model["no such tensor"]
+            self.assertIsInstance(caught.exception, KeyError)
+            self.assertEqual(caught.exception.reason, "not-found")
+            self.assertIn("'no such tensor'", str(caught.exception))
+            self.assertIsNone(model.get("no such tensor"))
+        self.assertRaises(wcache.NotFound, self.open, "other")
+        self.assertRaises(wcache.Invalid, self.open, framework="fortran")
+        self.assertRaises(wcache.Invalid, self.open, role="draft7")
+        self.assertRaises(wcache.Timeout, self.open, "other", wait=0.05)
+        self.preload.stop()
+        self.assertEqual(self.node.run("evict", self.fingerprint).returncode, 3)
+        self.assertRaises(wcache.NotRunning, self.open)
+
+    @unittest.skipUnless(has("numpy"), "numpy is not installed")
+    def test_numpy_views_are_the_memory_itself(self):
+        import numpy
+        with self.open() as model:
+            for name, (dtype, shape, data) in self.expected.items():
+                array = model[name]
+                self.assertEqual(array.tobytes(), data, name)
+                self.assertEqual(array.__array_interface__["data"], (model.info(name).address, True), name)
+                self.assertFalse(array.flags.owndata)
+                if dtype == "F32":
+                    self.assertEqual((array.dtype, array.shape), (numpy.float32, shape))
+                if dtype == "BF16":
+                    self.assertEqual((array.dtype, array.shape), (numpy.uint8, (*shape[:-1], 2 * shape[-1])))
+            self.assertRaises(ValueError, lambda: array.__setitem__(..., 0))
+
+    @unittest.skipUnless(has("torch"), "torch is not installed")
+    def test_torch_views_are_the_memory_itself(self):
+        import torch
+        with self.open(framework="torch") as model:
+            for name, (dtype, shape, data) in self.expected.items():
+                tensor = model[name]
+                self.assertEqual(tensor.data_ptr(), model.info(name).address, name)
+                self.assertEqual(bytes(tensor.contiguous().view(-1).view(torch.uint8).tolist()), data, name)
+                if dtype == "BF16":
+                    self.assertEqual((tensor.dtype, tuple(tensor.shape)), (torch.bfloat16, shape))
+
+
+def use_engines_python():
+    """The frameworks are in the environment of the engine tests (tests/engines/setup), where it was made."""
+    venv = os.environ.get("WCACHE_ENGINES_VENV") or harness.SOURCE / ".venv" / "engines"
+    python = pathlib.Path(venv) / "bin" / "python"
+    if not has("numpy") and python.exists() and pathlib.Path(sys.executable) != python:
+        os.execv(python, [python, *sys.argv])
+
+
+if __name__ == "__main__":
+    use_engines_python()
+    harness.main()
