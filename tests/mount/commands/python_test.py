@@ -12,7 +12,7 @@ import sys
 import unittest
 
 import harness
-from harness import SharedModel, eventually
+from harness import NodeTest, SharedModel, eventually
 
 sys.path.insert(0, str(harness.BIN.parent / "python"))
 import wcache  # noqa: E402
@@ -119,6 +119,77 @@ class Python(SharedModel):
                 self.assertEqual(bytes(tensor.contiguous().view(-1).view(torch.uint8).tolist()), data, name)
                 if dtype == "BF16":
                     self.assertEqual((tensor.dtype, tuple(tensor.shape)), (torch.bfloat16, shape))
+
+
+class EveryDtype(SharedModel):
+    """Whole, empty and scalar tensors of every dtype of safetensors."""
+
+    options = ("--kind", "dtypes")
+
+    def setUp(self):
+        super().setUp()
+        self.preload = self.node.preload(self.model, mount=False)
+        _, self.fingerprint, _ = self.preload.ready()
+        self.expected = dict(row for path in self.model.glob("*.safetensors") for row in tensors_of(path))
+
+    def check(self, framework, bytes_of):
+        """What is given by name: its bytes, and its shape or that in bytes. The dtypes that had one of their own."""
+        own = set()
+        with wcache.open(self.fingerprint, run_dir=self.node.run_dir, framework=framework) as model:
+            for name, (dtype, shape, data) in self.expected.items():
+                given = model[name]
+                self.assertEqual(bytes_of(given), data, name)
+                if str(given.dtype).rpartition(".")[2] != "uint8":
+                    own.add(dtype)
+                    self.assertEqual(tuple(given.shape), shape, name)
+                elif data:
+                    self.assertEqual(tuple(given.shape[:-1]), shape[:-1] if given.ndim > 1 else (), name)
+        return own
+
+    @unittest.skipUnless(has("numpy"), "numpy is not installed")
+    def test_numpy(self):
+        own = self.check("numpy", lambda array: array.tobytes())
+        self.assertGreaterEqual(own, {"BOOL", "I8", "I16", "U16", "F16", "F32", "I64", "F64", "C64"})
+        self.assertFalse(own & {"BF16", "F8_E4M3", "F4"})
+
+    @unittest.skipUnless(has("torch"), "torch is not installed")
+    def test_torch(self):
+        import torch
+        own = self.check("torch", lambda tensor: tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+        self.assertGreaterEqual(own, {"BOOL", "I8", "I16", "BF16", "F16", "F32", "I64", "F8_E4M3", "F8_E5M2"})
+
+
+class Misaligned(NodeTest):
+    DATA = struct.pack("<3f", 1.5, -2, 1e9)
+
+    def setUp(self):
+        super().setUp()
+        self.model = self.node.root / "odd"
+        self.model.mkdir()
+        header = json.dumps({"x": {"dtype": "F32", "shape": [3], "data_offsets": [0, len(self.DATA)]}}).encode()
+        header += b" " * (1 + -len(header) % 8)
+        (self.model / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + self.DATA)
+        (self.model / "config.json").write_text("{}")
+        self.preload = self.node.preload(self.model, mount=False)
+        self.preload.ready()
+
+    def open(self, framework):
+        return wcache.open("odd", run_dir=self.node.run_dir, framework=framework)
+
+    @unittest.skipUnless(has("numpy"), "numpy is not installed")
+    def test_numpy_reads_it_in_place(self):
+        with self.open("numpy") as model:
+            self.assertEqual(model.info("x").address % 8, 1)
+            self.assertEqual(model["x"].tobytes(), self.DATA)
+            self.assertEqual(model["x"].__array_interface__["data"][0], model.info("x").address)
+
+    @unittest.skipUnless(has("torch"), "torch is not installed")
+    def test_torch_gets_a_copy_and_is_told(self):
+        with self.open("torch") as model:
+            with self.assertWarnsRegex(UserWarning, "x is not aligned in model.safetensors: copied"):
+                tensor = model["x"]
+            self.assertEqual(tensor.tolist(), list(struct.unpack("<3f", self.DATA)))
+            self.assertNotEqual(tensor.data_ptr(), model.info("x").address)
 
 
 def use_engines_python():
