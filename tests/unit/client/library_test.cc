@@ -6,7 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
-#include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -36,6 +36,7 @@ struct Says {
   std::string fingerprint = {};  ///< empty: the entry's own
   std::string device = "HOST-0";
   bool drop_last_file = false;
+  std::uint32_t rank = 0;
 };
 
 /// A daemon played by the test: status, descriptors, and a count of who is attached. Connections are served
@@ -104,8 +105,8 @@ class RankServer {
     rank.name = says_.name;
     rank.fingerprint = says_.fingerprint.empty() ? fingerprint() : says_.fingerprint;
     rank.state = says_.state;
-    rank.tp_size = 1;
-    rank.pid = getpid();
+    rank.rank = says_.rank;
+    rank.pid = getpid() + static_cast<std::int32_t>(says_.rank);  // a process each
     rank.socket = listener_.path();
     rank.tier = "host";
     if (says_.state == State::failed) {
@@ -323,6 +324,68 @@ TEST_F(Library, RefusesADaemonThatHandsOutSomethingElse) {
   }
   const RankServer short_of_a_file(run_dir_, entry(), {.drop_last_file = true});
   EXPECT_EQ(open("tiny"), WCACHE_CORRUPT);
+}
+
+/// Ranks of one entry: a tensor of its own bytes each, and one that is everywhere the same.
+class LibraryRanks : public Library {
+ protected:
+  RankServer* serve(std::uint32_t rank) {
+    test::TestFile file = test::test_weights("model-rank-" + std::to_string(rank) + "-part-0.safetensors",
+                                             {"own", "same"}, 4096);
+    const test::TestFile same = test::test_weights("same", {"own", "same"}, 4096);
+    const TensorInfo& tail = file.tensors[1];
+    file.bytes.replace(tail.offset, tail.nbytes, same.bytes, tail.offset, tail.nbytes);
+    test::TestEntryOptions options;
+    options.memfd = true;
+    options.layout = Layout::sharded;
+    options.rank = rank;
+    options.tp_size = 2;
+    options.fingerprint = Fingerprint{{1, 2}};
+    Says says;
+    says.rank = rank;
+    says.device = "HOST-" + std::to_string(rank);
+    servers_.push_back(
+        std::make_unique<RankServer>(run_dir_, test::make_test_entry({std::move(file)}, options), says));
+    return servers_.back().get();
+  }
+
+  std::vector<std::unique_ptr<RankServer>> servers_;
+};
+
+TEST_F(LibraryRanks, AreAllAttachedTo) {
+  const RankServer* first = serve(0);
+  const RankServer* second = serve(1);
+  ASSERT_EQ(open("tiny"), WCACHE_OK) << wcache_last_message();
+  EXPECT_TRUE(first->attached_becomes(1));
+  EXPECT_TRUE(second->attached_becomes(1));
+  ASSERT_EQ(wcache_tensor_count(opened_), 4U);
+  std::vector<wcache_tensor> all(4);
+  for (std::size_t i = 0; i < 4; ++i) ASSERT_EQ(wcache_tensor_at(opened_, i, &all[i]), WCACHE_OK);
+  EXPECT_EQ(std::vector({all[0].rank, all[1].rank, all[2].rank, all[3].rank}),
+            (std::vector<std::uint32_t>{0, 0, 1, 1}));
+  EXPECT_STRNE(all[0].digest, all[2].digest);
+
+  wcache_tensor tensor;
+  EXPECT_EQ(wcache_tensor_find(opened_, "same", &tensor), WCACHE_OK) << wcache_last_message();
+  EXPECT_EQ(wcache_tensor_find(opened_, "own", &tensor), WCACHE_INVALID);
+}
+
+TEST_F(LibraryRanks, CanBeAttachedToAlone) {
+  const RankServer* first = serve(0);
+  serve(1);
+  wcache_options options = WCACHE_OPTIONS_INIT;
+  options.rank = 1;
+  ASSERT_EQ(open("tiny", &options), WCACHE_OK) << wcache_last_message();
+  EXPECT_EQ(first->attached(), 0);
+  wcache_tensor tensor;
+  ASSERT_EQ(wcache_tensor_find(opened_, "own", &tensor), WCACHE_OK);
+  EXPECT_EQ(tensor.rank, 1U);
+}
+
+TEST_F(LibraryRanks, AreWaitedForTogether) {
+  serve(0);
+  EXPECT_EQ(open("tiny"), WCACHE_NOT_READY);
+  EXPECT_THAT(wcache_last_message(), HasSubstr("1 of 2 ranks"));
 }
 
 TEST(LibraryNames, EveryReasonHasOne) {
