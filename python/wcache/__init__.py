@@ -7,6 +7,7 @@
 Nothing is copied, and nothing can be written: arrays are views of the memory that every process shares.
 """
 
+import importlib.util
 import collections.abc
 import ctypes
 import dataclasses
@@ -114,13 +115,17 @@ class Model(collections.abc.Mapping):
         return f"<wcache.Model {self.role}/{self.fingerprint} {self.name}>"
 
 
+def _default_framework() -> str:
+    return "torch" if importlib.util.find_spec("torch") else "numpy"
+
+
 def open(entry: typing.Union[str, os.PathLike], *, framework: typing.Optional[str] = None,
          run_dir: typing.Union[str, os.PathLike, None] = None, role: typing.Optional[str] = None,
          rank: typing.Optional[int] = None, wait: float = 0) -> Model:
     """Attaches to an entry: a path in the mounted tree, a fingerprint or at least 8 first digits of one, a name as in
     by-name/, or the directory of a model whose fingerprint is remembered.
 
-    framework: "numpy" (also None) or "torch". Types that the framework has not (BF16 and FP8 in numpy, types of less
+    framework: "torch" or "numpy"; None: torch where it is installed, else numpy. Types that the framework has not (BF16 and FP8 in numpy, types of less
         than a byte, GGUF's blocks) come as uint8 with the last dimension counted in bytes; info(name).dtype_name tells
         the type. torch knows no read-only tensors: writing to one ends the process. A tensor that is not aligned in its
         file is copied for torch, with a warning.
@@ -131,4 +136,4 @@ def open(entry: typing.Union[str, os.PathLike], *, framework: typing.Optional[st
     """
     if framework not in (None, *VIEWS):
         raise Invalid(f"unknown framework {framework!r}", "it is numpy or torch")
-    return Model(Handle(entry, run_dir, role, rank, wait), framework or "numpy")
+    return Model(Handle(entry, run_dir, role, rank, wait), framework or _default_framework())

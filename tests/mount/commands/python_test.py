@@ -97,7 +97,7 @@ class Python(SharedModel):
     @unittest.skipUnless(has("numpy"), "numpy is not installed")
     def test_numpy_views_are_the_memory_itself(self):
         import numpy
-        with self.open() as model:
+        with self.open(framework="numpy") as model:
             for name, (dtype, shape, data) in self.expected.items():
                 array = model[name]
                 self.assertEqual(array.tobytes(), data, name)
@@ -108,6 +108,12 @@ class Python(SharedModel):
                 if dtype == "BF16":
                     self.assertEqual((array.dtype, array.shape), (numpy.uint8, (*shape[:-1], 2 * shape[-1])))
             self.assertRaises(ValueError, lambda: array.__setitem__(..., 0))
+
+    @unittest.skipUnless(has("torch") or has("numpy"), "neither torch nor numpy is installed")
+    def test_the_default_is_torch_where_it_is_installed(self):
+        with self.open() as model:
+            kind = type(model[min(self.expected)]).__module__
+        self.assertEqual(kind.split(".")[0], "torch" if has("torch") else "numpy")
 
     @unittest.skipUnless(has("torch"), "torch is not installed")
     def test_torch_views_are_the_memory_itself(self):
