@@ -141,7 +141,11 @@ Status FillWorker::retry(Slot& slot) {
 
 /// The end of the file, or a read shorter than what direct reads have to begin with again.
 Status FillWorker::no_more(Slot& slot, std::int64_t result) {
-  if (auto s = work_.sources.check_unchanged(slot.read->source); !s) return s;
+  if (auto s = work_.sources.check_unchanged(slot.read->source); !s) {
+    Error error = s.error();
+    error.message += ", found at byte " + std::to_string(slot.read->offset + slot.have);
+    return fail(std::move(error));
+  }
   if (result > 0 && slot.retries < kMostShortReads) return retry(slot);
   return fail(Reason::io, "reading " + position(slot) + ": the file ends early, " +
                               std::to_string(slot.read->needed - slot.have) + " bytes are missing");

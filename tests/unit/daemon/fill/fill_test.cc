@@ -277,6 +277,7 @@ TEST(Fill, FileTruncatedUnderTheReadIsStale) {
   EXPECT_LT(std::chrono::steady_clock::now() - began, FillOptions().drain_timeout);
   EXPECT_EQ(report.error().reason, Reason::stale);
   EXPECT_THAT(report.error().message, HasSubstr("size 5242880 -> 3145828"));
+  EXPECT_THAT(report.error().message, HasSubstr("found at byte "));
 }
 
 TEST(Fill, FileThatEndsEarlyWithoutAChangeIsAnIoError) {
