@@ -1,5 +1,6 @@
 #include <CLI/CLI.hpp>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "client/commands.h"
@@ -16,7 +17,7 @@ constexpr std::chrono::seconds kConnect{5};
 constexpr std::chrono::seconds kSilence{60};
 
 struct VerifyOptions {
-  std::string entry;
+  std::optional<std::string> entry;
   std::string role;
 };
 
@@ -67,8 +68,8 @@ Status verify_group(const GroupStatus& group, Console& console) {
 /// The groups that are meant: those that are ready, or the one that was named.
 Result<std::vector<GroupStatus>> chosen(const NodeStatus& node, const VerifyOptions& options) {
   std::vector<GroupStatus> groups;
-  if (!options.entry.empty()) {
-    Result<GroupStatus> group = resolve_entry(node, options.entry, options.role);
+  if (options.entry) {
+    Result<GroupStatus> group = resolve_entry(node, *options.entry, options.role);
     if (!group) return fail(group.error());
     if (group->state != State::ready)
       return fail(Reason::not_ready, title_of(*group) + " is " + std::string(to_string(group->state)));

@@ -89,7 +89,7 @@ std::vector<std::string> notes_of(const GroupStatus& group, double now) {
     notes.push_back("held by pid " + std::to_string(holder.pid) + " (" + printable(holder.command) + ")" +
                     (holder.since > 0 ? " for " + human_seconds(now - holder.since) : ""));
   if (!group.holders_complete)
-    notes.push_back("other users' mappings could not be looked at: there may be more holders");
+    notes.push_back("some processes' mappings could not be looked at: there may be more holders");
   return notes;
 }
 

@@ -278,7 +278,9 @@ void Daemon::end_now() {
       launcher_.send_last(status_);
       break;
     case StopReason::failed:
-      log_.error("{}", stop_->error->message);
+      // Somebody else serving it is how a race between two launchers ends, and no failure.
+      log_.log(stop_->error->reason == Reason::busy ? spdlog::level::info : spdlog::level::err, "{}",
+               stop_->error->message);
       if (!stop_->error->hint.empty()) log_.error("{}", stop_->error->hint);
       set_failed(status_, *stop_->error);
       launcher_.send_last(status_);

@@ -42,7 +42,7 @@ void choose(const RouteRequest& request, const Method& method, Decision& out) {
     return;
   }
   out.kind = DecisionKind::cache;
-  out.reason = with_note(method, "the draft0 group serves it");
+  out.reason = with_note(method, "the draft0 group is to serve it");
 }
 
 }  // namespace

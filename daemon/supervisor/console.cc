@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 
 #include "core/format.h"
 
@@ -53,7 +54,8 @@ std::string describe(const GroupProgress& progress) {
           " %)";
   if (progress.rate < 1) return text;
   text += ", " + human_rate(progress.rate);
-  return text + ", " + human_seconds(static_cast<double>(progress.nbytes - filled) / progress.rate) + " left";
+  return text + ", " + human_seconds(std::ceil(static_cast<double>(progress.nbytes - filled) / progress.rate)) +
+         " left";
 }
 
 unsigned Console::columns_of(int fd) {
