@@ -90,7 +90,7 @@ class ThinSlice(SharedModel):
             done = self.node.run("verify", *entry)
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertIn(f"verified target/{fingerprint}", done.stdout)
-        for entry in ("nobody", fingerprint[:7], "0" * 32, self.node.mount / "target" / ("0" * 32)):
+        for entry in ("", "nobody", fingerprint[:7], "0" * 32, self.node.mount / "target" / ("0" * 32)):
             self.assertEqual(self.node.run("verify", entry).returncode, 3, entry)
 
     def test_wait_before_preload(self):
