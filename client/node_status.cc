@@ -143,6 +143,12 @@ void apply_mount(GroupStatus& group, const MountStatus& mount) {
   const std::string entry = group.role + "/" + group.fingerprint;
   const bool shown = std::find(mount.entries.begin(), mount.entries.end(), entry) != mount.entries.end();
   if (!group.fingerprint.empty() && shown) group.path = mount.path + "/" + entry;
+  for (const PairRequest& pair : mount.pairs) {
+    if (group.role == "target" && group.fingerprint == pair.target)
+      group.draft = mount.path + "/draft0/" + pair.draft;
+    if (group.role == "draft0" && group.fingerprint == pair.draft)
+      group.target = mount.path + "/target/" + pair.target;
+  }
   for (RankStatus& rank : group.ranks) {
     if (!mount.passthrough && rank.tier == "host") rank.survives = false;
   }

@@ -21,6 +21,7 @@ struct GroupStatus {
   State state = State::starting;
   std::string reason, message, hint;  ///< of the first failed rank
   std::string path;                   ///< the directory in the mount; empty while none is shown
+  std::string draft, target;  ///< directory of what belongs to it, of the other role, while it is shown
   std::string layout;
   std::string source;
   std::uint64_t nbytes = 0;   ///< of all ranks

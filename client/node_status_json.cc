@@ -52,6 +52,8 @@ Json json_of(const GroupStatus& group) {
   put(object, "message", group.message);
   put(object, "hint", group.hint);
   put(object, "path", group.path);
+  put(object, "draft", group.draft);
+  put(object, "target", group.target);
   put(object, "layout", group.layout);
   put(object, "source", group.source);
   if (group.nbytes > 0) {

@@ -388,7 +388,7 @@ void FileSystem::listxattr(Request request, fuse_ino_t inode, std::size_t size) 
 
 XattrContext FileSystem::xattr_context(const TreeSnapshot& tree) {
   return {[this](const Entry& entry) { return holders_of(entry, open_files_, mappings_).holders.size(); },
-          [&tree](const Entry& entry) { return tree.partner(entry); }};
+          [&tree](const Entry& entry) { return tree.partner(entry); }, settings_.mount};
 }
 
 void FileSystem::reply_xattr(Request request, std::string_view value, std::size_t size) {

@@ -111,6 +111,9 @@ class Server {
     const std::shared_ptr<const TreeSnapshot> tree = tree_.snapshot();
     for (const Role role : {Role::target, Role::draft0})
       for (const auto& entry : tree->entries(role)) status.entries.push_back(entry->path());
+    for (const auto& target : tree->entries(Role::target))
+      if (const std::shared_ptr<Entry> draft = tree->partner(*target))
+        status.pairs.push_back({target->directory_name(), draft->directory_name()});
     return status;
   }
 

@@ -57,7 +57,8 @@ ordered_json group_json(const Entry& entry, const Entry* partner, const std::vec
   group["nbytes"] = entry.nbytes();
   group["tensors"] = entry.tensor_count();
   group["tp_size"] = manifest.tp_size();
-  if (partner != nullptr) group[partner->role() == Role::draft0 ? "draft" : "target"] = partner->path();
+  if (partner != nullptr)
+    group[partner->role() == Role::draft0 ? "draft" : "target"] = std::string(mount) + "/" + partner->path();
   group["since"] = entry.since();
   group["holders"] = holders_json(holders);
   group["ranks"] = ordered_json::array();

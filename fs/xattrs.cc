@@ -74,7 +74,7 @@ Value partner_path(const Node& node, const XattrContext& context, Role role) {
   if (node.entry->role() != role) return std::nullopt;
   const std::shared_ptr<Entry> other = context.partner(*node.entry);
   if (!other) return std::nullopt;
-  return other->path();
+  return line(context.mount + "/" + other->path());
 }
 
 constexpr std::array kRootRows{
@@ -178,7 +178,7 @@ bool is_slow_xattr(const Node& node, std::string_view name) {
 }
 
 std::vector<std::string> xattr_names(const Node& node, const XattrContext& context) {
-  const XattrContext quick{[](const Entry&) { return std::size_t{0}; }, context.partner};
+  const XattrContext quick{[](const Entry&) { return std::size_t{0}; }, context.partner, context.mount};
   std::vector<std::string> names;
   for (const Row& row : rows_of(node))
     if (row.value(node, quick)) names.push_back(std::string(kPrefix) + std::string(row.name));

@@ -17,6 +17,7 @@ struct XattrContext {
   std::function<std::size_t(const Entry& entry)> holders = [](const Entry&) { return std::size_t{0}; };
   /// The draft of a target, or the target of a draft; nullptr when it has none.
   std::function<std::shared_ptr<Entry>(const Entry& entry)> partner = [](const Entry&) { return nullptr; };
+  std::string mount = {};  ///< where the tree is
 };
 
 /// Whether `name` can exist at all. Everything else (security.*, system.*, which programs ask for at every

@@ -74,6 +74,7 @@ Result<StatusReply> Client::status(Deadline deadline) {
     std::move(page->ranks.begin(), page->ranks.end(), std::back_inserter(whole->ranks));
     std::move(page->mount.entries.begin(), page->mount.entries.end(),
               std::back_inserter(whole->mount.entries));
+    std::move(page->mount.pairs.begin(), page->mount.pairs.end(), std::back_inserter(whole->mount.pairs));
   }
   return whole;
 }

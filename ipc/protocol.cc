@@ -83,11 +83,20 @@ Offset<wire::RankStatus> pack(FlatBufferBuilder& to, const RankStatus& from) {
                                 from.since, from.holders_complete);
 }
 
+Offset<wire::PairRequest> pack(FlatBufferBuilder& to, const PairRequest& from) {
+  const auto target = text(to, from.target), draft = text(to, from.draft);
+  return wire::CreatePairRequest(to, target, draft);
+}
+
 Offset<wire::MountStatus> pack(FlatBufferBuilder& to, const MountStatus& from) {
   if (from == MountStatus{}) return {};
   const auto path = text(to, from.path), reason = text(to, from.reason);
   const auto entries = to.CreateVectorOfStrings(from.entries);
-  return wire::CreateMountStatus(to, path, from.pid, from.passthrough, reason, entries);
+  std::vector<Offset<wire::PairRequest>> rows;
+  for (const PairRequest& pair : from.pairs) rows.push_back(pack(to, pair));
+  const OffsetVector<wire::PairRequest> pairs =
+      rows.empty() ? OffsetVector<wire::PairRequest>() : to.CreateVector(rows);
+  return wire::CreateMountStatus(to, path, from.pid, from.passthrough, reason, entries, pairs);
 }
 
 Offset<wire::StatusReply> pack(FlatBufferBuilder& to, const StatusReply& from) {
@@ -141,10 +150,6 @@ Offset<wire::Sealed> pack(FlatBufferBuilder& to, const Sealed&) {
 }
 Offset<wire::Publish> pack(FlatBufferBuilder& to, const Publish&) {
   return wire::CreatePublish(to);
-}
-Offset<wire::PairRequest> pack(FlatBufferBuilder& to, const PairRequest& from) {
-  const auto target = text(to, from.target), draft = text(to, from.draft);
-  return wire::CreatePairRequest(to, target, draft);
 }
 Offset<wire::PairReply> pack(FlatBufferBuilder& to, const PairReply&) {
   return wire::CreatePairReply(to);
@@ -249,11 +254,18 @@ class Reader {
   }
 
   MountStatus unpack(const wire::MountStatus& from) {
-    MountStatus out{text(from.path()), from.pid(), from.passthrough(), text(from.reason()), {}};
-    if (from.entries() == nullptr) return out;
-    for (const flatbuffers::String* entry : *from.entries()) {
-      if (!spend(sizeof(std::string))) break;
-      out.entries.push_back(text(entry));
+    MountStatus out{text(from.path()), from.pid(), from.passthrough(), text(from.reason()), {}, {}};
+    if (from.entries() != nullptr) {
+      for (const flatbuffers::String* entry : *from.entries()) {
+        if (!spend(sizeof(std::string))) break;
+        out.entries.push_back(text(entry));
+      }
+    }
+    if (from.pairs() != nullptr) {
+      for (const wire::PairRequest* pair : *from.pairs()) {
+        if (!spend(sizeof(PairRequest))) break;
+        out.pairs.push_back(unpack(*pair));
+      }
     }
     return out;
   }
@@ -462,12 +474,17 @@ std::vector<StatusReply> pages_of(StatusReply status) {
     used += nbytes;
   };
   std::vector<std::string> entries = std::move(status.mount.entries);
+  std::vector<PairRequest> pairs = std::move(status.mount.pairs);
   pages.front().mount = std::move(status.mount);
   shorten(pages.front().mount.reason, kMaxText);
   used = 256 + pages.front().mount.path.size() + pages.front().mount.reason.size();
   for (std::string& entry : entries) {
     make_room(entry.size() + 16);
     pages.back().mount.entries.push_back(std::move(entry));
+  }
+  for (PairRequest& pair : pairs) {
+    make_room(pair.target.size() + pair.draft.size() + 48);
+    pages.back().mount.pairs.push_back(std::move(pair));
   }
   for (RankStatus& rank : status.ranks) {
     fit(rank);

@@ -80,12 +80,23 @@ struct RankStatus {
   bool operator==(const RankStatus&) const = default;
 };
 
+/// A target and the draft that was loaded for it. As a request it tells the mount so.
+struct PairRequest {
+  std::string target;  ///< fingerprints
+  std::string draft;
+  bool operator==(const PairRequest&) const = default;
+};
+struct PairReply {
+  bool operator==(const PairReply&) const = default;
+};
+
 struct MountStatus {
   std::string path;
   std::int32_t pid = 0;
   bool passthrough = false;
-  std::string reason;                ///< why not passthrough
-  std::vector<std::string> entries;  ///< "role/fingerprint" of every directory shown
+  std::string reason;                   ///< why not passthrough
+  std::vector<std::string> entries;     ///< "role/fingerprint" of every directory shown
+  std::vector<PairRequest> pairs = {};  ///< of which both directories are shown
   bool operator==(const MountStatus&) const = default;
 };
 
@@ -168,15 +179,6 @@ struct Sealed {
 };
 struct Publish {
   bool operator==(const Publish&) const = default;
-};
-
-struct PairRequest {
-  std::string target;  ///< fingerprints
-  std::string draft;
-  bool operator==(const PairRequest&) const = default;
-};
-struct PairReply {
-  bool operator==(const PairReply&) const = default;
 };
 
 using Body = std::variant<Hello, HelloReply, ErrorReply, StatusRequest, StatusReply, AttachRequest,

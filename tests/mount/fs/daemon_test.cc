@@ -138,9 +138,10 @@ TEST_F(DaemonTest, TargetAndDraftNameEachOther) {
   EXPECT_TRUE(client->request<PairReply>(PairRequest{target.entry().directory(), draft.entry().directory()},
                                          deadline_in(std::chrono::seconds(5))));
   entry(draft, Role::draft0);
-  EXPECT_EQ(get_xattr(entry(target), "user.wcache.draft").value, "draft0/" + draft.entry().directory());
+  EXPECT_EQ(get_xattr(entry(target), "user.wcache.draft").value,
+            mount() + "/draft0/" + draft.entry().directory());
   EXPECT_EQ(get_xattr(entry(draft, Role::draft0), "user.wcache.target").value,
-            "target/" + target.entry().directory());
+            mount() + "/target/" + target.entry().directory());
   EXPECT_EQ(
       client->request<PairReply>(PairRequest{"x", "y"}, deadline_in(std::chrono::seconds(5))).error().reason,
       Reason::invalid);

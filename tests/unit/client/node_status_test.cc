@@ -172,6 +172,21 @@ TEST(MergeStatus, ThePathIsThereOnceTheMountShowsIt) {
   EXPECT_EQ(group({"target/" + kPrint}).path, "/mnt/wcache/target/" + kPrint);
 }
 
+TEST(MergeStatus, APairNamesEachOther) {
+  RankStatus draft = rank_of(State::ready, 11, std::string(32, 'd'));
+  draft.role = "draft0";
+  StatusAnswer mount = mount_answer({"target/" + kPrint, "draft0/" + draft.fingerprint});
+  mount.reply.mount.pairs = {{kPrint, draft.fingerprint}};
+  const NodeStatus node = merge_status(
+      "/r", {answer(Kind::rank, {rank_of(State::ready, 10)}), answer(Kind::rank, {draft}), mount});
+  ASSERT_EQ(node.groups.size(), 2U);
+  EXPECT_EQ(node.groups[0].draft, "/mnt/wcache/draft0/" + draft.fingerprint);
+  EXPECT_EQ(node.groups[0].target, "");
+  EXPECT_EQ(node.groups[1].target, "/mnt/wcache/target/" + kPrint);
+  EXPECT_EQ(node.groups[1].draft, "");
+  EXPECT_NE(to_json(node).find("\"draft\": \"/mnt/wcache/draft0/"), std::string::npos);
+}
+
 TEST(MergeStatus, WithoutPassthroughNothingOutlivesTheMount) {
   const auto survives = [](bool passthrough) {
     return merge_status("/run/wcache",

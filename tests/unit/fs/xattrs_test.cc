@@ -29,7 +29,7 @@ class XattrTable : public testing::Test {
   }
   XattrContext context() const {
     return {[](const Entry&) { return std::size_t{3}; },
-            [tree = tree_.snapshot()](const Entry& entry) { return tree->partner(entry); }};
+            [tree = tree_.snapshot()](const Entry& entry) { return tree->partner(entry); }, "/mnt"};
   }
   std::string value(const Node& node, const std::string& name) const {
     return xattr_value(node, "user.wcache." + name, context()).value_or("(none)");
@@ -84,19 +84,19 @@ TEST_F(XattrTable, TargetAndDraftNameEachOtherWhileBothAreShown) {
   tree_.pair(target->fingerprint(), draft->fingerprint());
   EXPECT_EQ(value(directory(), "draft"), "(none)");
   tree_.publish(draft);
-  EXPECT_EQ(value(directory(), "draft"), "draft0/" + draft->directory_name());
+  EXPECT_EQ(value(directory(), "draft"), "/mnt/draft0/" + draft->directory_name());
   EXPECT_EQ(value(directory(), "target"), "(none)");
   entry_ = draft;
-  EXPECT_EQ(value(directory(), "target"), "target/" + target->directory_name());
+  EXPECT_EQ(value(directory(), "target"), "/mnt/target/" + target->directory_name());
   EXPECT_THAT(short_names(directory()), testing::Contains("target"));
 
   // The last pair said counts, of those that are shown.
   const auto other = entry_of({{"config.json", "another draft"}}, options);
   tree_.pair(target->fingerprint(), other->fingerprint());
   entry_ = target;
-  EXPECT_EQ(value(directory(), "draft"), "draft0/" + draft->directory_name());
+  EXPECT_EQ(value(directory(), "draft"), "/mnt/draft0/" + draft->directory_name());
   tree_.publish(other);
-  EXPECT_EQ(value(directory(), "draft"), "draft0/" + other->directory_name());
+  EXPECT_EQ(value(directory(), "draft"), "/mnt/draft0/" + other->directory_name());
   tree_.withdraw(Role::draft0, other->fingerprint());
   tree_.withdraw(Role::draft0, draft->fingerprint());
   EXPECT_EQ(value(directory(), "draft"), "(none)");

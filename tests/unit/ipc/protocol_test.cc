@@ -52,8 +52,10 @@ std::vector<Envelope> one_of_each() {
       {2, HelloReply{1, 99}},
       {3, ErrorReply{Error{Reason::over_budget, "too big", "buy more", "memory-limit", 0}}},
       {4, StatusRequest{}},
-      {5,
-       StatusReply{7, {full_rank(), RankStatus{}}, {"/mnt", 3, true, "why", {"target/a", "draft0/b"}}, true}},
+      {5, StatusReply{7,
+                      {full_rank(), RankStatus{}},
+                      {"/mnt", 3, true, "why", {"target/a", "draft0/b"}, {{"a", "b"}}},
+                      true}},
       {6, AttachRequest{}},
       {7, AttachReply{500, 4096}},
       {8, Descriptors{250, 250}},
@@ -181,6 +183,8 @@ TEST(Protocol, PagesCarryEverything) {
   status.pid = 4;
   status.mount.path = "/mnt/wcache";
   for (int i = 0; i < 3000; ++i) status.mount.entries.push_back("target/" + std::string(32, 'f'));
+  for (int i = 0; i < 1500; ++i)
+    status.mount.pairs.push_back({std::string(32, 'f'), std::to_string(i) + std::string(28, 'e')});
   for (int i = 0; i < 500; ++i) {
     status.ranks.push_back(full_rank());
     status.ranks.back().rank = static_cast<std::uint32_t>(i);
@@ -197,6 +201,7 @@ TEST(Protocol, PagesCarryEverything) {
     joined.ranks.insert(joined.ranks.end(), page.ranks.begin(), page.ranks.end());
     joined.mount.entries.insert(joined.mount.entries.end(), page.mount.entries.begin(),
                                 page.mount.entries.end());
+    joined.mount.pairs.insert(joined.mount.pairs.end(), page.mount.pairs.begin(), page.mount.pairs.end());
   }
   joined.pid = 4;
   EXPECT_GT(pages.size(), 3u);
