@@ -49,6 +49,26 @@ Status evict_orphan(const std::string& run_dir, const GroupStatus& group) {
   return {};
 }
 
+/// All ranks or none: whoever holds one of them holds the group. A rank that is gone by the time it is asked
+/// went with the first: the launcher ends the others.
+Status evict_group(const GroupStatus& group) {
+  if (group.ranks.size() > 1 && !group.holders.empty()) {
+    const Holder& holder = group.holders.front();
+    return fail(Reason::busy,
+                title_of(group) + " is held by pid " + std::to_string(holder.pid) + " (" +
+                    printable(holder.command) + ")",
+                "stop the engine that uses it");
+  }
+  bool began = false;
+  for (const RankStatus& rank : group.ranks) {
+    const Status evicted = evict_rank(rank);
+    const bool gone = began && !evicted && evicted.error().reason == Reason::not_running;
+    if (!evicted && !gone) return evicted;
+    began = true;
+  }
+  return {};
+}
+
 Result<int> run_evict(const CommandContext& context, const EntryOptions& options) {
   const Result<std::string> run_dir = context.run_dir();
   if (!run_dir) return fail(run_dir.error());
@@ -58,15 +78,15 @@ Result<int> run_evict(const CommandContext& context, const EntryOptions& options
   if (!group) return fail(group.error());
   if (group->state == State::orphaned) {
     if (Status evicted = evict_orphan(*run_dir, *group); !evicted) return fail(evicted.error());
+    for (const RankStatus& rank : group->ranks)
+      if (rank.state == State::ready) static_cast<void>(evict_rank(rank));  // what is left of the group
     print(context.out, "evicted " + title_of(*group) + "\n");
     return 0;
   }
   if (group->state != State::ready)
     return fail(Reason::not_ready, title_of(*group) + " is " + std::string(to_string(group->state)),
                 "stop the launcher that fills it instead");
-  for (const RankStatus& rank : group->ranks) {
-    if (Status evicted = evict_rank(rank); !evicted) return fail(evicted.error());
-  }
+  if (Status evicted = evict_group(*group); !evicted) return fail(evicted.error());
   print(context.out, "evicted " + title_of(*group) + "\n");
   return 0;
 }

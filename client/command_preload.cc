@@ -6,15 +6,16 @@
 
 #include "client/commands.h"
 #include "client/mount_default.h"
-#include "core/checkpoint/checkpoint.h"
-#include "core/entry_plan.h"
-#include "core/fingerprint.h"
+#include "client/nodes.h"
+#include "client/plan_groups.h"
+#include "core/digest_cache.h"
 #include "core/format.h"
 #include "daemon/supervisor/console.h"
 #include "daemon/supervisor/launcher.h"
 #include "daemon/supervisor/made_run_dir.h"
 #include "daemon/supervisor/mount_record.h"
 #include "daemon/supervisor/process.h"
+#include "draftroute/key_options.h"
 
 namespace wcache {
 namespace {
@@ -32,6 +33,8 @@ struct PreloadOptions {
   std::string device = "host";
   std::string memory_limit;
   std::string timeout;
+  draftroute::KeyOptions key;
+  NodeWords nodes;
 };
 
 Status check_name(const std::string& name) {
@@ -68,31 +71,26 @@ Result<std::optional<MountPlan>> plan_mount(const PreloadOptions& options, const
   return MountPlan{*path, chosen, options.allow_other};
 }
 
-/// What the digest cache knows without a byte being read; empty when it does not.
-std::string remembered_fingerprint(const EntryPlan& plan) {
+DigestCache open_digest_cache() {
   const Result<std::filesystem::path> directory = digest_cache_dir(std::getenv, geteuid());
-  if (!directory) return {};
-  DigestCache cache = DigestCache::open(*directory);
-  const std::optional<Key> key = remembered_key(plan, cache);
-  return key ? to_hex(key->fingerprint()) : "";
+  return directory ? DigestCache::open(*directory) : DigestCache();
 }
 
-Result<GroupPlan> plan_target(const PreloadOptions& options) {
-  Result<Checkpoint> checkpoint = open_checkpoint(options.model);
-  if (!checkpoint) return fail(checkpoint.error());
-  const EntryPlan entry = plan_checkpoint(std::move(*checkpoint), Role::target);
-  GroupPlan group;
-  group.role = entry.role;
-  group.model = entry.source;
-  group.name = options.named ? options.name : entry.name;
-  group.nbytes = entry.nbytes();
-  group.fingerprint = remembered_fingerprint(entry);
-  group.ranks = {{0, kHostDevice}};
-  if (options.memory_limit.empty()) return group;
+/// The words of the command line as a wish; they are checked here.
+Result<LoadWish> wish_of(const CommandContext& context, const PreloadOptions& options) {
+  LoadWish wish;
+  Result<draftroute::RouteRequest> route = options.key.request(options.model);
+  if (!route) return fail(std::move(route.error()));
+  wish.route = std::move(*route);
+  Result<NodesPlan> nodes = plan_nodes(options.nodes, wish.route.tp_size, context.environment);
+  if (!nodes) return fail(std::move(nodes.error()));
+  wish.nodes = std::move(*nodes);
+  if (options.named) wish.name = options.name;
+  if (options.memory_limit.empty()) return wish;
   const Result<std::uint64_t> limit = parse_size(options.memory_limit, "--memory-limit");
   if (!limit) return fail(limit.error());
-  group.memory_limit = *limit;
-  return group;
+  wish.memory_limit = *limit;
+  return wish;
 }
 
 Status find_programs(LaunchPlan& plan) {
@@ -110,8 +108,13 @@ Status find_programs(LaunchPlan& plan) {
   return {};
 }
 
+struct Planned {
+  LaunchPlan launch;
+  std::string draft_note;
+};
+
 /// Everything that can be refused before anything is made or started. The run directory comes last.
-Result<LaunchPlan> plan_launch(const CommandContext& context, const PreloadOptions& options) {
+Result<Planned> plan_launch(const CommandContext& context, const PreloadOptions& options) {
   const Result<std::string> run_dir = context.run_dir();
   if (!run_dir) return fail(run_dir.error());
   if (options.named) {
@@ -124,38 +127,74 @@ Result<LaunchPlan> plan_launch(const CommandContext& context, const PreloadOptio
     if (!seconds) return fail(seconds.error());
     timeout = *seconds;
   }
+  Result<LoadWish> wish = wish_of(context, options);
+  if (!wish) return fail(wish.error());
   Result<std::optional<MountPlan>> mount = plan_mount(options, *run_dir);
   if (!mount) return fail(mount.error());
-  Result<GroupPlan> target = plan_target(options);
-  if (!target) return fail(target.error());
+  DigestCache cache = open_digest_cache();
+  Result<PlannedGroups> planned = plan_groups(*wish, cache);
+  if (!planned) return fail(planned.error());
   Result<RunDir> directory = make_run_dir(*run_dir);
   if (!directory) return fail(directory.error());
   LaunchPlan plan{.run_dir = std::move(*directory),
-                  .groups = {std::move(*target)},
+                  .groups = std::move(planned->groups),
                   .mount = std::move(*mount),
                   .timeout = timeout,
                   .device = options.device,
                   .log_level = context.common.log_level,
                   .wcached = {},
-                  .wcachefs = {}};
-  return plan;
+                  .wcachefs = {},
+                  .nodes = std::move(wish->nodes)};
+  return Planned{std::move(plan), std::move(planned->draft_note)};
+}
+
+Status check_socket_lengths(const LaunchPlan& plan) {
+  for (const GroupPlan& group : plan.groups) {
+    for (const RankPlan& rank : group.ranks) {
+      if (Status fits = plan.run_dir.check_socket_length(rank.device_uuid); !fits) return fits;
+    }
+  }
+  return {};
 }
 
 Result<int> run_preload(const CommandContext& context, const PreloadOptions& options,
                         const StopSignals& signals) {
-  Result<LaunchPlan> plan = plan_launch(context, options);
-  if (!plan) return fail(plan.error());
-  Status ready = plan->run_dir.check_socket_length(kHostDevice);
-  if (ready) ready = find_programs(*plan);
+  Result<Planned> planned = plan_launch(context, options);
+  if (!planned) return fail(planned.error());
+  LaunchPlan& plan = planned->launch;
+  Status ready = check_socket_lengths(plan);
+  if (ready) ready = find_programs(plan);
   if (!ready) {
-    if (run_dir_was_made(plan->run_dir)) remove_made_run_dir(plan->run_dir);
+    if (run_dir_was_made(plan.run_dir)) remove_made_run_dir(plan.run_dir);
     return fail(ready.error());
   }
   const unsigned columns = Console::columns_of(context.err);
-  if (plan->log_level.empty() && columns > 0)
-    plan->log_level = "warning";  // the lines of progress tell the rest
+  if (plan.log_level.empty() && columns > 0)
+    plan.log_level = "warning";  // the lines of progress tell the rest
   Console console(context.out, context.err, columns);
-  return Launcher(std::move(*plan), console, signals).run();
+  if (!planned->draft_note.empty()) console.note(printable(planned->draft_note));
+  return Launcher(std::move(plan), console, signals).run();
+}
+
+void add_node_options(CLI::App& command, NodeWords& words) {
+  const auto add = [&](const char* name, std::string& word, const char* text, const char* type) {
+    command.add_option(name, word, text)->type_name(type);
+  };
+  add("--nnodes", words.nnodes, "Nodes that share the ranks. Default: 1.", "N");
+  add("--node-rank", words.node_rank, "Which of them this is, from 0. Default: 0.", "N");
+  add("--master-addr", words.master_addr,
+      "Address of node 0, where the nodes of a group meet; needed with more than one node.", "ADDRESS");
+  add("--master-port", words.master_port,
+      "Port where the nodes of the target's group meet; on one node no port is opened. Default: 29501.",
+      "PORT");
+  add("--draft-master-port,--weight-cache-draft-master-port", words.draft_master_port,
+      "Port where the nodes of the draft's group meet; never the target's. Default: the one behind "
+      "--master-port.",
+      "PORT");
+  add("--rendezvous-token-file", words.token_file,
+      "A file with the line that the nodes of a group know each other by; needed with more than one node. "
+      "Default: the value of WCACHE_RENDEZVOUS_TOKEN.",
+      "FILE");
 }
 
 }  // namespace
@@ -194,15 +233,16 @@ Command add_preload(CLI::App& app, CommandContext& context, const StopSignals& s
       ->type_name("DEVICE");
   command
       ->add_option("--memory-limit", options->memory_limit,
-                   "Refuse to load more than this much; takes K, M, G and T. Default: what the machine and "
-                   "the control "
-                   "groups leave.")
+                   "Refuse to load more than this much, target and draft together; takes K, M, G and T. "
+                   "Default: what the machine and the control groups leave.")
       ->type_name("SIZE");
   command
       ->add_option("--timeout", options->timeout,
                    "Give up on a group that is not ready after so many seconds. Default: "
                    "no limit.")
       ->type_name("S");
+  options->key.add_to(*command);
+  add_node_options(*command, options->nodes);
   return {command, [&context, &signals, options, name] {
             options->named = name->count() > 0;
             return run_preload(context, *options, signals);

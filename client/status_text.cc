@@ -66,8 +66,10 @@ void add(std::string& text, const std::string& part) {
   if (!part.empty()) text += (text.empty() ? "" : ", ") + part;
 }
 
-std::string rank_note(const RankStatus& rank) {
+std::string rank_note(const GroupStatus& group, const RankStatus& rank) {
   std::string text = "rank " + std::to_string(rank.rank);
+  const bool alone = rank.tier == "host" && (group.layout == "checkpoint" || group.layout == "mtp");
+  add(text, alone ? "for every rank" : "");
   add(text, rank.pid == 0 ? "" : "pid " + std::to_string(rank.pid));
   add(text, rank.device_uuid);
   add(text, rank.tier);
@@ -82,9 +84,11 @@ std::vector<std::string> notes_of(const GroupStatus& group, double now) {
   std::vector<std::string> notes;
   if (!group.path.empty()) notes.push_back("at " + printable(group.path));
   if (!group.source.empty()) notes.push_back("from " + printable(group.source));
+  if (!group.draft.empty()) notes.push_back("its draft is at " + printable(group.draft));
+  if (!group.target.empty()) notes.push_back("draft for " + printable(group.target));
   if (!group.message.empty()) notes.push_back(printable(group.message));
   if (!group.hint.empty()) notes.push_back("hint: " + printable(group.hint));
-  for (const RankStatus& rank : group.ranks) notes.push_back(rank_note(rank));
+  for (const RankStatus& rank : group.ranks) notes.push_back(rank_note(group, rank));
   for (const Holder& holder : group.holders)
     notes.push_back("held by pid " + std::to_string(holder.pid) + " (" + printable(holder.command) + ")" +
                     (holder.since > 0 ? " for " + human_seconds(now - holder.since) : ""));

@@ -73,6 +73,7 @@ void Rendezvous::Loop::run(std::stop_token stop) {
     if (!done_) keep_alive();
     if (!done_) check_deadlines();
   }
+  if (!done_) take_commands();  // a failure that was said just before is told as such
   if (!done_) {
     to_all(
         rendezvous::Failed{options_.label, Error{Reason::evicted, "was stopped before the group was ready"}});

@@ -8,10 +8,13 @@
 #include <utility>
 #include <variant>
 
+#include "ipc/client.h"
 #include "ipc/message.h"
 
 namespace wcache {
 namespace {
+
+constexpr std::chrono::seconds kTell{2};  // for a daemon to take a message
 
 Error error_of(const RankStatus& record) {
   return Error{reason_from_string(record.reason), record.message, record.hint};
@@ -58,7 +61,7 @@ RankStatus Group::first_record(const RankPlan& rank) const {
   record.role = to_string(plan_.role);
   record.name = plan_.name;
   record.fingerprint = plan_.fingerprint;
-  record.source = plan_.model;
+  record.source = plan_.source;
   record.nbytes = plan_.nbytes;
   record.rank = rank.rank;
   record.device_uuid = rank.device_uuid;
@@ -79,7 +82,12 @@ std::vector<std::string> Group::arguments_of(const GroupPlan& plan, const RankPl
     words.emplace_back(option);
     words.push_back(std::move(value));
   };
-  if (plan.memory_limit > 0) add("--memory-limit", std::to_string(plan.memory_limit));
+  words.insert(words.end(), plan.key_words.begin(), plan.key_words.end());
+  if (plan.grouped()) {
+    words.emplace_back("--grouped");
+    add("--node-ranks", std::to_string(plan.ranks.size()));
+  }
+  if (rank.memory_limit > 0) add("--memory-limit", std::to_string(rank.memory_limit));
   if (!launch.log_level.empty()) add("--log-level", launch.log_level);
   return words;
 }
@@ -101,6 +109,20 @@ Status Group::start_rank(const LaunchPlan& launch, const RankPlan& plan, Rank& r
 Status Group::start(const LaunchPlan& launch) {
   ranks_.clear();
   phase_ = GroupPhase::pending;
+  if (plan_.refusal) {
+    refuse(*plan_.refusal, launch);
+    return fail(*plan_.refusal);
+  }
+  published_ = false;
+  agreement_.reset();  // before another one takes its port
+  if (plan_.grouped()) {
+    Result<std::unique_ptr<Agreement>> agreement = Agreement::start(plan_, launch);
+    if (!agreement) {
+      refuse(agreement.error(), launch);
+      return fail(agreement.error());
+    }
+    agreement_ = std::move(*agreement);
+  }
   for (const RankPlan& plan : plan_.ranks) {
     Rank& rank = ranks_.emplace_back();
     rank.record = first_record(plan);
@@ -115,6 +137,8 @@ Status Group::start(const LaunchPlan& launch) {
 }
 
 void Group::watch(std::vector<pollfd>& items) const {
+  const bool agrees = phase_ == GroupPhase::pending || phase_ == GroupPhase::elsewhere;
+  if (agrees && agreement_ && agreement_->fd() >= 0) items.push_back({agreement_->fd(), POLLIN, 0});
   for (const Rank& rank : ranks_) {
     if (rank.connection) items.push_back({rank.connection->fd(), POLLIN, 0});
     if (!rank.ended && rank.process) items.push_back({rank.process->fd(), POLLIN, 0});
@@ -127,10 +151,12 @@ void Group::take(Rank& rank, RankStatus status) const {
   status.rank = rank.record.rank;
   if (status.role.empty()) status.role = rank.record.role;
   if (status.name.empty()) status.name = rank.record.name;
-  if (status.source.empty()) status.source = rank.record.source;
+  if (!rank.record.source.empty()) status.source = rank.record.source;
   if (status.device_uuid.empty()) status.device_uuid = rank.record.device_uuid;
   if (status.fingerprint.empty()) status.fingerprint = rank.record.fingerprint;
   if (status.nbytes == 0) status.nbytes = rank.record.nbytes;
+  if (status.state == State::failed && plan_.ranks.size() > 1)
+    status.message = "rank " + std::to_string(status.rank) + ": " + status.message;
   if (status.since == 0) status.since = status.state == rank.record.state ? rank.record.since : unix_time();
   rank.record = std::move(status);
 }
@@ -144,14 +170,52 @@ void Group::listen(Rank& rank) {
       return;
     }
     Result<Envelope> envelope = decode((*message)->bytes);
-    RankStatus* status = envelope ? std::get_if<RankStatus>(&envelope->body) : nullptr;
-    if (status == nullptr) {
-      const std::string why = envelope ? std::string(name_of(envelope->body)) : envelope.error().message;
+    if (!envelope) {
       rank.connection.reset();
-      return abandon(Error{Reason::internal, title_of(rank.record) + " sent an unexpected message: " + why});
+      return abandon(Error{Reason::internal, title_of(rank.record) +
+                                                 " sent an unexpected message: " + envelope.error().message});
     }
-    take(rank, std::move(*status));
+    take_message(rank, std::move(envelope->body));
   }
+}
+
+void Group::take_message(Rank& rank, Body body) {
+  const auto index = static_cast<std::size_t>(&rank - ranks_.data());
+  if (auto* status = std::get_if<RankStatus>(&body)) return take(rank, std::move(*status));
+  if (auto* page = std::get_if<GroupFiles>(&body); page != nullptr && agreement_)
+    return agreement_->add_files(index, std::move(*page));
+  if (std::holds_alternative<Sealed>(body) && agreement_) return agreement_->sealed(index);
+  rank.connection.reset();
+  abandon(Error{Reason::internal,
+                title_of(rank.record) + " sent an unexpected message: " + std::string(name_of(body))});
+}
+
+void Group::tell_all(const Body& body) {
+  for (Rank& rank : ranks_) {
+    if (!rank.connection) continue;
+    if (Status told = send_message(*rank.connection, Envelope{0, body}, deadline_in(kTell)); !told)
+      return abandon(
+          Error{Reason::internal, title_of(rank.record) + " does not listen: " + told.error().message});
+  }
+}
+
+/// Passes on what the ranks of the group, here and on other nodes, have settled.
+void Group::agree() {
+  if (!agreement_ || (phase_ != GroupPhase::pending && phase_ != GroupPhase::elsewhere)) return;
+  Agreement::Step step = agreement_->step();
+  if (step.failed) return abandon(std::move(*step.failed));
+  if (step.agreed) {
+    for (const GroupFiles& page : file_pages_of(step.agreed->files)) tell_all(page);
+  }
+  if (!step.published) return;
+  published_ = true;
+  tell_all(Publish{});
+}
+
+bool Group::served_elsewhere() {
+  if (!agreement_ || plan_.port == 0) return true;
+  agreement_->served();
+  return published_;
 }
 
 void Group::end(Rank& rank, const ExitStatus& status) {
@@ -177,6 +241,7 @@ void Group::turn() {
     end(rank, *status);
   }
   settle();
+  agree();
 }
 
 void Group::settle() {
@@ -209,9 +274,24 @@ void Group::abandon(Error error) {
   for (Rank& rank : ranks_) {
     if (rank.record.state != State::failed) mark_failed(rank.record, error);
   }
+  if (agreement_) agreement_->fail(error);
   error_ = std::move(error);
   phase_ = GroupPhase::failed;
   signal(SIGTERM);
+}
+
+void Group::refuse(const Error& error, const LaunchPlan& launch) {
+  ranks_.clear();
+  for (const RankPlan& plan : plan_.ranks) {
+    Rank& rank = ranks_.emplace_back();
+    rank.record = first_record(plan);
+    rank.ended = true;
+  }
+  if (plan_.port != 0 && !agreement_) {
+    if (Result<std::unique_ptr<Agreement>> agreement = Agreement::start(plan_, launch))
+      agreement_ = std::move(*agreement);
+  }
+  abandon(error);
 }
 
 void Group::forget(bool on_request) {

@@ -3,11 +3,13 @@
 #include <poll.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "core/result.h"
+#include "daemon/supervisor/agreement.h"
 #include "daemon/supervisor/plan.h"
 #include "daemon/supervisor/process.h"
 #include "ipc/connection.h"
@@ -33,12 +35,24 @@ class Group {
   Group& operator=(Group&&) = delete;
   ~Group();
 
-  /// Starts one daemon a rank. Not to be called while one of them runs.
+  /// Starts one daemon a rank, and with several nodes their meeting. Not to be called while a daemon runs.
   Status start(const LaunchPlan& launch);
 
   /// Instead of `start`: phase elsewhere, until somebody looked whether the fingerprint known ahead is
   /// served.
   void presume_elsewhere() { phase_ = GroupPhase::elsewhere; }
+
+  /// In phase elsewhere: this node's ranks are served, by others. True once every other node's are too.
+  bool served_elsewhere();
+
+  /// Before its daemons are told to end: the other nodes hear that this one leaves.
+  void leave() { agreement_.reset(); }
+
+  /// Whether the other nodes, if there are any, have been told that it failed.
+  bool told_others() const { return !agreement_ || agreement_->over(); }
+
+  /// What it waits for when its ranks are filled, in words for people; else empty.
+  std::string waits_for() const { return agreement_ ? agreement_->waits_for() : ""; }
 
   /// Adds what poll(2) should watch for this group.
   void watch(std::vector<pollfd>& items) const;
@@ -48,6 +62,10 @@ class Group {
 
   /// Gives up on it: its daemons are told to end, the phase is failed with this error.
   void abandon(Error error);
+
+  /// Instead of `start`: failed with this error, without a daemon. Other nodes, which wait for this one, are
+  /// told.
+  void refuse(const Error& error, const LaunchPlan& launch);
 
   /// The mount no longer shows what it held of a lost group: lost becomes evicted where somebody dropped it
   /// on request, else failed.
@@ -80,11 +98,16 @@ class Group {
   Status start_rank(const LaunchPlan& launch, const RankPlan& plan, Rank& rank) const;
   void listen(Rank& rank);
   void take(Rank& rank, RankStatus status) const;
+  void take_message(Rank& rank, Body body);
+  void agree();
+  void tell_all(const Body& body);
   void end(Rank& rank, const ExitStatus& status);
   void settle();
 
   GroupPlan plan_;
   std::vector<Rank> ranks_;
+  std::unique_ptr<Agreement> agreement_;  // of a group of several ranks or nodes
+  bool published_ = false;
   GroupPhase phase_ = GroupPhase::pending;
   Error error_;
 };

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "core/format.h"
+#include "daemon/budget.h"
 #include "daemon/supervisor/made_run_dir.h"
 #include "ipc/client.h"
 #include "ipc/listener.h"
@@ -25,6 +26,7 @@ constexpr std::chrono::seconds kWaitForLast{30};     // for a last launcher to c
 constexpr std::chrono::seconds kGentleEnd{15};       // for daemons to end on SIGTERM
 constexpr std::chrono::seconds kUnknownPatience{3};  // for a daemon elsewhere that nobody knows
 constexpr std::chrono::seconds kDropOrphan{2};
+constexpr std::chrono::seconds kLastWord{3};  // for the nodes' meeting to say itself who is late
 constexpr unsigned kMostRetries = 3;
 constexpr int kTurnMs = 100;
 
@@ -123,8 +125,28 @@ Status Launcher::begin() {
 void Launcher::start(Member& member) {
   if (signals_.pending()) return;
   ++member.starts;
-  if (plan_.timeout && !member.deadline) member.deadline = Clock::now() + *plan_.timeout;
+  if (plan_.timeout && !member.deadline) {
+    member.deadline = Clock::now() + *plan_.timeout;
+    if (!plan_.nodes.single()) *member.deadline += kLastWord;
+  }
+  // Daemons that look at the same moment would each find the memory free that only one of them can have.
+  if (Status fits = check_budget(memory_to_come(member), std::nullopt, machine_memory_limits()); !fits)
+    return member.group.refuse(fits.error(), plan_);
   static_cast<void>(member.group.start(plan_));  // a failure is the group's own, and announced as such
+}
+
+/// What a group that is about to start will take, and what others have not taken yet.
+std::uint64_t Launcher::memory_to_come(const Member& member) const {
+  std::uint64_t sum = 0;
+  for (const RankPlan& rank : member.group.plan().ranks) sum += rank.memory;
+  for (const Member& other : members_) {
+    if (&other == &member || other.group.phase() != GroupPhase::pending) continue;
+    const std::vector<RankStatus> records = other.group.records();
+    for (std::size_t i = 0; i < records.size(); ++i) {
+      if (records[i].state == State::starting) sum += other.group.plan().ranks[i].memory;
+    }
+  }
+  return sum;
 }
 
 std::optional<int> Launcher::turn() {
@@ -143,6 +165,7 @@ std::optional<int> Launcher::turn() {
   for (Member& member : members_) look_after(member, seen);
   socket_->turn([&] { return status(); });
   update_watch();
+  update_pair();
   show_progress();
   return verdict();
 }
@@ -201,6 +224,7 @@ void Launcher::look_after_elsewhere(Member& member, const Sighting& seen) {
   if (served != seen.node->groups.end()) {
     member.unknown_since.reset();
     if (served->state != State::ready || !shown(entry_of(member.group), seen)) return;
+    if (!member.group.served_elsewhere()) return;
     console_.note(entry_of(member.group) + " is already served by pid " +
                   std::to_string(served->ranks.front().pid));
     return announce_ready(member);
@@ -209,7 +233,9 @@ void Launcher::look_after_elsewhere(Member& member, const Sighting& seen) {
   if (!member.unknown_since) member.unknown_since = now;
   if (member.starts == 0) return start(member);
   if (now - *member.unknown_since < kUnknownPatience) return;
-  if (member.starts > kMostRetries) return member.group.abandon(member.group.error());
+  // With other nodes there is one meeting only.
+  if (member.starts > kMostRetries || !plan_.nodes.single())
+    return member.group.abandon(member.group.error());
   member.unknown_since.reset();
   start(member);
 }
@@ -270,6 +296,19 @@ void Launcher::update_watch() {
   watcher_->want(std::move(entries), node, urgent);
 }
 
+/// Once both groups serve, the mount shows that they belong together.
+void Launcher::update_pair() {
+  PairRequest pair;
+  for (const Member& member : members_) {
+    const GroupPhase phase = member.group.phase();
+    const bool serves =
+        (phase == GroupPhase::ready || phase == GroupPhase::elsewhere) && member.said == phase;
+    if (!serves) continue;
+    (member.group.plan().role == Role::target ? pair.target : pair.draft) = member.group.fingerprint();
+  }
+  if (keeper_ && !pair.target.empty() && !pair.draft.empty()) watcher_->pair(pair);
+}
+
 void Launcher::show_progress() {
   std::vector<GroupProgress> rows;
   for (const Member& member : members_) {
@@ -284,6 +323,7 @@ void Launcher::show_progress() {
       if (record.state == State::filling || record.state == State::starting) state = record.state;
     }
     if (phase == GroupPhase::pending && state != State::ready) row.state = to_string(state);
+    if (const std::string waits = member.group.waits_for(); !waits.empty()) row.state = waits;
     if (phase == GroupPhase::ready) row.state = "waiting for the mount";
     if (phase == GroupPhase::elsewhere) row.state = "waiting for who serves it";
     rows.push_back(std::move(row));
@@ -295,7 +335,7 @@ std::optional<int> Launcher::verdict() {
   bool all_elsewhere = true;
   for (const Member& member : members_) {
     const GroupPhase phase = member.group.phase();
-    const bool told = member.said == phase;
+    const bool told = member.said == phase && (phase != GroupPhase::failed || member.group.told_others());
     if (!told || phase == GroupPhase::ready || phase == GroupPhase::lost) return std::nullopt;
     if (phase != GroupPhase::elsewhere) all_elsewhere = false;
   }
@@ -309,6 +349,7 @@ StatusReply Launcher::status() const {
   StatusReply reply;
   reply.pid = getpid();
   for (const Member& member : members_) {
+    if (member.group.phase() == GroupPhase::evicted) continue;
     for (RankStatus& record : member.group.records()) reply.ranks.push_back(std::move(record));
   }
   return reply;
@@ -342,6 +383,7 @@ void Launcher::stop_groups() {
     for (const Member& member : members_) member.group.signal(number);
   };
   const Deadline deadline = deadline_in(kGentleEnd);
+  for (Member& member : members_) member.group.leave();
   signal_all(SIGTERM);
   while (running() && remaining_ms(deadline) > 0 && signals_.take() == 0) {
     std::vector<pollfd> items = {{signals_.fd(), POLLIN, 0}};

@@ -68,6 +68,7 @@ class Launcher {
   Status begin();
   Status join_others();
   void start(Member& member);
+  std::uint64_t memory_to_come(const Member& member) const;
   std::optional<int> turn();  // an exit code ends the loop
   void wait();
   void look_after(Member& member, const Sighting& seen);
@@ -78,6 +79,7 @@ class Launcher {
   void announce_failed(Member& member);
   bool shown(const std::string& entry, const Sighting& seen) const;
   void update_watch();
+  void update_pair();
   void show_progress();
   std::optional<int> verdict();
   StatusReply status() const;

@@ -9,6 +9,8 @@
 #include <mutex>
 #include <utility>
 
+#include "ipc/client.h"
+
 namespace wcache {
 namespace {
 
@@ -27,6 +29,12 @@ bool is_visible(const MountStatus& mount, const std::string& entry) {
          is_directory(mount.path + "/" + entry);
 }
 
+bool tell_pair(const std::string& socket, const PairRequest& pair) {
+  const Deadline deadline = deadline_in(kAnswer);
+  Result<Client> client = Client::connect(socket, Purpose::launcher, "wcache preload", deadline);
+  return client && client->request<PairReply>(pair, deadline);
+}
+
 }  // namespace
 
 struct MountWatcher::Shared {
@@ -42,6 +50,8 @@ struct MountWatcher::Shared {
   std::vector<std::string> entries;
   bool node = false;
   bool urgent = true;
+  PairRequest pair;             // empty: none
+  std::int32_t paired_pid = 0;  // the wcachefs that knows of it
   Sighting sighting;
 };
 
@@ -66,6 +76,15 @@ void MountWatcher::want(std::vector<std::string> entries, bool node, bool urgent
   shared_->wake.notify_all();
 }
 
+void MountWatcher::pair(const PairRequest& pair) {
+  const std::lock_guard lock(shared_->mutex);
+  if (pair == shared_->pair) return;
+  shared_->pair = pair;
+  shared_->paired_pid = 0;
+  shared_->fresh = true;
+  shared_->wake.notify_all();
+}
+
 Sighting MountWatcher::sighting() const {
   const std::lock_guard lock(shared_->mutex);
   return shared_->sighting;
@@ -86,6 +105,8 @@ void MountWatcher::work(std::shared_ptr<Shared> shared) {
   while (!shared->stop) {
     const std::vector<std::string> entries = shared->entries;
     const bool ask_node = shared->node;
+    const PairRequest pair = shared->pair;
+    std::int32_t paired_pid = shared->paired_pid;
     shared->fresh = false;
     lock.unlock();
 
@@ -102,7 +123,11 @@ void MountWatcher::work(std::shared_ptr<Shared> shared) {
       if (seen.mount && is_visible(*seen.mount, entry)) seen.visible.insert(entry);
     }
 
+    if (seen.mount && !pair.draft.empty() && seen.mount->pid != paired_pid && tell_pair(socket.path, pair))
+      paired_pid = seen.mount->pid;
+
     lock.lock();
+    if (shared->pair == pair) shared->paired_pid = paired_pid;
     shared->sighting = std::move(seen);
     const std::uint64_t one = 1;
     [[maybe_unused]] const ssize_t put = write(shared->changed.get(), &one, sizeof one);

@@ -37,6 +37,9 @@ class MountWatcher {
   /// urgent (every 50 ms instead of every second).
   void want(std::vector<std::string> entries, bool node, bool urgent);
 
+  /// The mount is to show that these two belong together; every wcachefs that answers from now on is told.
+  void pair(const PairRequest& pair);
+
   Sighting sighting() const;
 
   /// Readable when a new sighting is there; `sighting` does not clear it, `clear` does.

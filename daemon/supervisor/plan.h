@@ -14,18 +14,39 @@ namespace wcache {
 
 struct RankPlan {
   std::uint32_t rank = 0;
-  std::string device_uuid;  ///< "HOST-0"
+  std::string device_uuid;         ///< "HOST-0"
+  std::uint64_t memory = 0;        ///< it will take, bytes; 0: not known
+  std::uint64_t memory_limit = 0;  ///< what the user leaves it, bytes; 0: no limit
 };
 
-/// One group of daemons to start.
+/// One group of daemons to start: this node's part of it.
 struct GroupPlan {
   Role role = Role::target;
-  std::string model;               ///< absolute path of the checkpoint
-  std::string name;                ///< for by-name/
-  std::uint64_t nbytes = 0;        ///< of the checkpoint's served files, for the first lines of progress
-  std::uint64_t memory_limit = 0;  ///< for each rank, bytes; 0: none
-  std::string fingerprint;         ///< known already from the digest cache; else empty
+  std::string model;                   ///< MODEL, as the daemons get it
+  std::vector<std::string> key_words;  ///< the key options, as the daemons get them
+  std::string source;                  ///< absolute path of the checkpoint
+  std::string name;                    ///< for by-name/
+  std::uint64_t nbytes = 0;            ///< of this node's images, for the first lines of progress
+  std::string fingerprint;             ///< known already from the digest cache; else empty
+  Layout layout = Layout::checkpoint;
+  std::uint32_t tp_size = 1;  ///< of the key: ranks that hold different bytes
   std::vector<RankPlan> ranks;
+  std::uint16_t port = 0;        ///< where the nodes of the group meet; 0: there is one node
+  std::optional<Error> refusal;  ///< why its daemons cannot be started; others may still serve it
+
+  /// Whether its ranks have to agree on one key before they are published.
+  bool grouped() const { return ranks.size() > 1 || port != 0; }
+};
+
+/// The nodes that share the groups of a launch.
+struct NodesPlan {
+  std::uint32_t count = 1;
+  std::uint32_t rank = 0;
+  std::string master_addr;       ///< of node 0; empty on one node
+  std::uint16_t port = 0;        ///< of the target's group; 0 on one node
+  std::uint16_t draft_port = 0;  ///< of the draft's group; 0 on one node
+  std::string token;             ///< that all nodes know; empty on one node
+  bool single() const { return count == 1; }
 };
 
 struct MountPlan {
@@ -44,6 +65,7 @@ struct LaunchPlan {
   std::string log_level;  ///< handed on to the daemons; empty: theirs
   std::string wcached;    ///< programs, by path
   std::string wcachefs;
+  NodesPlan nodes = {};
 };
 
 }  // namespace wcache

@@ -52,9 +52,9 @@ def eventually(condition, what, seconds=WAIT):
 class Preload:
     """A running `wcache preload`."""
 
-    def __init__(self, node, model, *options):
+    def __init__(self, node, model, *options, prefix=()):
         self.errors_path = node.root / f"stderr-{len(node.preloads)}"
-        command = [BIN / "wcache", "preload", model, "--run-dir", node.run_dir, *map(str, options)]
+        command = [*prefix, BIN / "wcache", "preload", model, "--run-dir", node.run_dir, *map(str, options)]
         with open(self.errors_path, "wb") as errors:
             self.process = subprocess.Popen(command, env=node.environment, stdin=subprocess.DEVNULL,
                                             stdout=subprocess.PIPE, stderr=errors, start_new_session=True)
@@ -84,6 +84,16 @@ class Preload:
         assert word == "READY", self.output
         return role, fingerprint, pathlib.Path(path)
 
+    def ready_groups(self, count, seconds=WAIT):
+        """Waits for so many READY lines; fingerprint and path of each role."""
+        end = time.monotonic() + seconds
+        while self.output.count(b"\n") < count:
+            if not self.read_output(0.1) or time.monotonic() > end:
+                raise AssertionError(f"{self.output} only; exit code {self.process.poll()}; standard error:\n{self.errors}")
+        lines = [line.split(" ", 3) for line in self.output.decode().splitlines()]
+        assert all(line[0] == "READY" for line in lines), self.output
+        return {role: (fingerprint, pathlib.Path(path)) for _, role, fingerprint, path in lines}
+
     def stop(self, number=signal.SIGINT, seconds=WAIT):
         """Sends a signal and gives the exit code."""
         self.process.send_signal(number)
@@ -108,9 +118,10 @@ class Node:
         self.environment.pop("WCACHE_RUN_DIR", None)
         self.preloads = []
 
-    def preload(self, model, *options, mount=True):
+    def preload(self, model, *options, mount=True, prefix=()):
+        """`prefix`: words before the command, of a program that becomes it."""
         place = ["--mount", self.mount] if mount is True else ["--no-mount"] if mount is False else mount
-        running = Preload(self, model, *place, *options)
+        running = Preload(self, model, *place, *options, prefix=prefix)
         self.preloads.append(running)
         return running
 

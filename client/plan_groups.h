@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/digest_cache.h"
+#include "core/result.h"
+#include "daemon/supervisor/plan.h"
+#include "draftroute/decision.h"
+
+namespace wcache {
+
+/// A model as it is to be loaded.
+struct LoadWish {
+  draftroute::RouteRequest route;             ///< MODEL and the key options
+  std::optional<std::string> name;            ///< for by-name/, in place of the checkpoint's own
+  std::optional<std::uint64_t> memory_limit;  ///< for all groups together, bytes
+  NodesPlan nodes;
+};
+
+struct PlannedGroups {
+  std::vector<GroupPlan> groups;  ///< the target's, then the draft's where the route says `cache`
+  std::string draft_note;         ///< why a draft that was asked for has no group; empty where it has one
+};
+
+/// What this node has to start for MODEL. Reads configs and headers, and asks the cache which fingerprint is
+/// remembered. --memory-limit goes to the target first, rank by rank, and what is left to the draft; a group
+/// that does not fit is planned with its refusal. Errors: those of the checkpoint, of an invalid speculative
+/// config (its key), of a tensor-parallel size the checkpoint is not sharded for.
+Result<PlannedGroups> plan_groups(const LoadWish& wish, DigestCache& cache);
+
+}  // namespace wcache

@@ -1,0 +1,213 @@
+#include "client/plan_groups.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "tests/unit/client/temporary_directory.h"
+
+namespace wcache {
+namespace {
+
+/// A safetensors file of tensors with 64 bytes each.
+std::string safetensors(const std::vector<std::string>& names) {
+  std::string header = "{";
+  std::size_t at = 0;
+  for (const std::string& name : names) {
+    header += (at == 0 ? "" : ",") + ("\"" + name) + R"(":{"dtype":"U8","shape":[64],"data_offsets":[)" +
+              std::to_string(at) + "," + std::to_string(at + 64) + "]}";
+    at += 64;
+  }
+  header += "}";
+  const std::uint64_t length = header.size();
+  std::string file(8, '\0');
+  std::memcpy(file.data(), &length, sizeof length);
+  return file + header + std::string(at, 'x');
+}
+
+class PlanGroups : public testing::Test {
+ protected:
+  std::string file(const std::string& name, const std::string& bytes) {
+    std::ofstream(directory_ / name, std::ios::binary) << bytes;
+    return directory_ / name;
+  }
+  void make_mtp_model() {
+    file("config.json",
+         R"({"architectures":["MiMoForCausalLM"],"model_type":"mimo","num_hidden_layers":1,
+             "num_nextn_predict_layers":1})");
+    std::vector<std::string> names = {"lm_head.weight", "model.embed_tokens.weight",
+                                      "model.mtp_layers.0.input_proj.weight"};
+    for (int i = 0; i < 200; ++i) names.push_back("model.layers.0.w" + std::to_string(i));
+    file("model.safetensors", safetensors(names));
+  }
+  void make_sharded_model(int ranks) {
+    file("config.json", R"({"architectures":["Qwen2ForCausalLM"],"model_type":"qwen2"})");
+    for (int rank = 0; rank < ranks; ++rank)
+      file("model-rank-" + std::to_string(rank) + "-part-0.safetensors", safetensors({"model.layers.0.w"}));
+  }
+
+  LoadWish wish(std::uint32_t tp_size = 1) const {
+    LoadWish wish;
+    wish.route.target = directory_.path();
+    wish.route.tp_size = tp_size;
+    return wish;
+  }
+  static NodesPlan node(std::uint32_t rank, std::uint32_t count) {
+    NodesPlan nodes;
+    nodes.count = count;
+    nodes.rank = rank;
+    nodes.port = 29501;
+    nodes.draft_port = 29502;
+    return nodes;
+  }
+  PlannedGroups planned(const LoadWish& wish) {
+    Result<PlannedGroups> groups = plan_groups(wish, cache_);
+    if (!groups) ADD_FAILURE() << groups.error().message;
+    return groups ? std::move(*groups) : PlannedGroups{};
+  }
+  static std::vector<std::string> devices_of(const GroupPlan& group) {
+    std::vector<std::string> devices;
+    for (const RankPlan& rank : group.ranks) {
+      EXPECT_EQ(rank.device_uuid, "HOST-" + std::to_string(rank.rank));
+      devices.push_back(rank.device_uuid);
+    }
+    return devices;
+  }
+
+  const std::string mtp_ = R"({"method":"mtp","num_speculative_tokens":1})";
+  const TemporaryDirectory directory_;
+  DigestCache cache_;
+};
+
+using Devices = std::vector<std::string>;
+
+TEST_F(PlanGroups, AModelAloneIsOneGroupWithoutANote) {
+  make_mtp_model();
+  const PlannedGroups groups = planned(wish());
+  ASSERT_EQ(groups.groups.size(), 1U);
+  EXPECT_EQ(groups.draft_note, "");
+  const GroupPlan& target = groups.groups[0];
+  EXPECT_EQ(target.role, Role::target);
+  EXPECT_EQ(target.source, directory_.path());
+  EXPECT_EQ(devices_of(target), Devices{"HOST-0"});
+  EXPECT_FALSE(target.grouped());
+  EXPECT_FALSE(target.refusal);
+  EXPECT_GE(target.ranks[0].memory, target.nbytes);
+}
+
+TEST_F(PlanGroups, ACachedDraftIsASecondGroupOfOneRank) {
+  make_mtp_model();
+  LoadWish with = wish(2);
+  with.route.speculative = mtp_;
+  with.name = "chat";
+  const PlannedGroups groups = planned(with);
+  ASSERT_EQ(groups.groups.size(), 2U);
+  EXPECT_EQ(groups.groups[0].layout, Layout::checkpoint);
+  EXPECT_EQ(devices_of(groups.groups[0]), Devices{"HOST-0"}) << "one daemon serves every rank";
+  const GroupPlan& draft = groups.groups[1];
+  EXPECT_EQ(draft.role, Role::draft0);
+  EXPECT_EQ(draft.layout, Layout::mtp);
+  EXPECT_EQ(draft.name, "chat");
+  EXPECT_EQ(devices_of(draft), Devices{"HOST-0"});
+  EXPECT_EQ(draft.key_words,
+            (std::vector<std::string>{"--tensor-parallel-size", "2", "--speculative-config", mtp_}));
+}
+
+TEST_F(PlanGroups, ADraftThatIsNotCachedIsANote) {
+  make_mtp_model();
+  LoadWish with = wish();
+  with.route.speculative = mtp_;
+  with.route.draft_methods = {};
+  const PlannedGroups groups = planned(with);
+  EXPECT_EQ(groups.groups.size(), 1U);
+  EXPECT_NE(groups.draft_note.find("no draft0 group (disk): "), std::string::npos) << groups.draft_note;
+}
+
+TEST_F(PlanGroups, AnInvalidConfigNamesItsKey) {
+  make_mtp_model();
+  LoadWish with = wish();
+  with.route.speculative = R"({"method":"mtp","tensor_parallel_size":2})";
+  const Result<PlannedGroups> groups = plan_groups(with, cache_);
+  ASSERT_FALSE(groups);
+  EXPECT_EQ(groups.error().reason, Reason::invalid);
+  EXPECT_EQ(groups.error().key, "tensor_parallel_size");
+}
+
+TEST_F(PlanGroups, EveryRankOfAShardedCheckpointHasADaemon) {
+  make_sharded_model(4);
+  const PlannedGroups groups = planned(wish(4));
+  ASSERT_EQ(groups.groups.size(), 1U);
+  const GroupPlan& group = groups.groups[0];
+  EXPECT_EQ(devices_of(group), (Devices{"HOST-0", "HOST-1", "HOST-2", "HOST-3"}));
+  EXPECT_EQ(group.layout, Layout::sharded);
+  EXPECT_EQ(group.tp_size, 4U);
+  EXPECT_TRUE(group.grouped());
+  EXPECT_EQ(group.port, 0);
+}
+
+TEST_F(PlanGroups, ANodeStartsItsOwnRanks) {
+  make_sharded_model(4);
+  LoadWish second = wish(4);
+  second.nodes = node(1, 2);
+  const GroupPlan group = planned(second).groups.at(0);
+  EXPECT_EQ(devices_of(group), (Devices{"HOST-2", "HOST-3"}));
+  EXPECT_EQ(group.port, 29501);
+  EXPECT_TRUE(group.fingerprint.empty());
+  second.nodes = node(3, 4);
+  EXPECT_EQ(devices_of(planned(second).groups.at(0)), Devices{"HOST-3"});
+  EXPECT_TRUE(planned(second).groups.at(0).grouped()) << "alone here, but not alone";
+}
+
+TEST_F(PlanGroups, AnUnshardedCheckpointHasOneDaemonOnEveryNode) {
+  make_mtp_model();
+  LoadWish second = wish(4);
+  second.route.speculative = mtp_;
+  second.nodes = node(1, 2);
+  const PlannedGroups groups = planned(second);
+  ASSERT_EQ(groups.groups.size(), 2U);
+  EXPECT_EQ(devices_of(groups.groups[0]), Devices{"HOST-0"});
+  EXPECT_EQ(groups.groups[0].port, 29501);
+  EXPECT_EQ(groups.groups[1].port, 29502);
+}
+
+TEST_F(PlanGroups, AWrongTensorParallelSizeIsRefused) {
+  make_sharded_model(2);
+  for (const std::uint32_t tp_size : {1U, 3U, 4U}) {
+    const Result<PlannedGroups> groups = plan_groups(wish(tp_size), cache_);
+    ASSERT_FALSE(groups) << tp_size;
+    EXPECT_EQ(groups.error().reason, Reason::invalid);
+    EXPECT_EQ(groups.error().key, "--tensor-parallel-size");
+  }
+}
+
+TEST_F(PlanGroups, TheTargetTakesItsMemoryFirstAndTheDraftWhatIsLeft) {
+  make_mtp_model();
+  LoadWish with = wish();
+  with.route.speculative = mtp_;
+  const PlannedGroups free = planned(with);
+  const std::uint64_t target = free.groups.at(0).ranks[0].memory, draft = free.groups.at(1).ranks[0].memory;
+  EXPECT_EQ(free.groups[0].ranks[0].memory_limit, 0U);
+
+  with.memory_limit = target + draft;
+  PlannedGroups limited = planned(with);
+  EXPECT_EQ(limited.groups[0].ranks[0].memory_limit, target + draft);
+  EXPECT_EQ(limited.groups[1].ranks[0].memory_limit, draft);
+  EXPECT_FALSE(limited.groups[1].refusal);
+
+  with.memory_limit = target + draft - 1;
+  limited = planned(with);
+  EXPECT_FALSE(limited.groups[0].refusal);
+  ASSERT_TRUE(limited.groups[1].refusal);
+  EXPECT_EQ(limited.groups[1].refusal->reason, Reason::over_budget);
+  EXPECT_NE(limited.groups[1].refusal->message.find("--memory-limit leaves"), std::string::npos);
+
+  with.memory_limit = draft;
+  limited = planned(with);
+  EXPECT_TRUE(limited.groups[0].refusal);
+  EXPECT_FALSE(limited.groups[1].refusal) << "what the target cannot use is left";
+}
+
+}  // namespace
+}  // namespace wcache
