@@ -1,4 +1,5 @@
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <memory>
 
 #include "client/commands.h"
@@ -61,6 +62,7 @@ Status evict_group(const GroupStatus& group) {
   }
   bool began = false;
   for (const RankStatus& rank : group.ranks) {
+    if (rank.state != State::ready) continue;
     const Status evicted = evict_rank(rank);
     const bool gone = began && !evicted && evicted.error().reason == Reason::not_running;
     if (!evicted && !gone) return evicted;
@@ -83,7 +85,11 @@ Result<int> run_evict(const CommandContext& context, const EntryOptions& options
     print(context.out, "evicted " + title_of(*group) + "\n");
     return 0;
   }
-  if (group->state != State::ready)
+  // Of a failed group there may be ranks left that nobody else would end.
+  const bool left =
+      group->state == State::failed &&
+      std::ranges::any_of(group->ranks, [](const RankStatus& rank) { return rank.state == State::ready; });
+  if (group->state != State::ready && !left)
     return fail(Reason::not_ready, title_of(*group) + " is " + std::string(to_string(group->state)),
                 "stop the launcher that fills it instead");
   if (Status evicted = evict_group(*group); !evicted) return fail(evicted.error());

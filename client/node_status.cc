@@ -104,7 +104,9 @@ GroupStatus group_of(std::vector<RankStatus> records) {
   group.reason = worst.reason;
   group.message = worst.message;
   group.hint = worst.hint;
+  std::uint32_t node_ranks = 0;
   for (const RankStatus& rank : group.ranks) {
+    node_ranks = std::max(node_ranks, rank.node_ranks);
     const auto take = [](std::string& field, const std::string& value) {
       if (field.empty()) field = value;
     };
@@ -118,6 +120,13 @@ GroupStatus group_of(std::vector<RankStatus> records) {
     group.tp_size = std::max(group.tp_size, rank.tp_size);
     if (rank.state == group.state) group.since = std::max(group.since, rank.since);
     add_holders(group, rank);
+  }
+  if (group.ranks.size() < node_ranks && group.state != State::failed) {
+    group.state = State::failed;
+    group.reason = to_string(Reason::not_ready);
+    group.message = std::to_string(group.ranks.size()) + " of its " + std::to_string(node_ranks) +
+                    " ranks are here, nobody knows of the others";
+    group.hint = "evict it, and preload it again";
   }
   std::sort(group.holders.begin(), group.holders.end(),
             [](const Holder& a, const Holder& b) { return a.pid < b.pid; });

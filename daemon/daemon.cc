@@ -55,6 +55,7 @@ Daemon::Daemon(const DaemonOptions& options, const RunDir& run_dir, int signals,
   status_.name = options_.name;
   status_.source = options_.group.route.target;
   status_.rank = options_.rank;
+  status_.node_ranks = options_.node_ranks;
   status_.pid = getpid();
   status_.device_uuid = device_uuid();
   status_.tier = Placement{}.tier;

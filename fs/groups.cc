@@ -24,6 +24,7 @@ RankStatus orphan_status(const ManifestView& manifest) {
   status.tensors = manifest.tensor_count();
   status.tp_size = manifest.tp_size();
   status.rank = manifest.rank();
+  status.node_ranks = manifest.node_ranks();
   status.device_uuid = placement.device_uuid;
   status.tier = placement.tier;
   status.filled = status.nbytes;

@@ -80,7 +80,7 @@ Offset<wire::RankStatus> pack(FlatBufferBuilder& to, const RankStatus& from) {
   return wire::CreateRankStatus(to, role, name, fingerprint, layout, source, state, reason, message, hint,
                                 from.nbytes, from.tensors, from.tp_size, from.rank, from.pid, device, tier,
                                 pages, socket, from.filled, from.rate, fill_path, from.survives, holders,
-                                from.since, from.holders_complete);
+                                from.since, from.holders_complete, from.node_ranks);
 }
 
 Offset<wire::PairRequest> pack(FlatBufferBuilder& to, const PairRequest& from) {
@@ -250,6 +250,7 @@ class Reader {
     out.holders = unpack(from.holders());
     out.since = from.since();
     out.holders_complete = from.holders_complete();
+    out.node_ranks = from.node_ranks();
     return out;
   }
 

@@ -77,6 +77,7 @@ struct RankStatus {
   std::vector<Holder> holders;
   double since = 0;  ///< when this state began, Unix time
   bool holders_complete = false;
+  std::uint32_t node_ranks = 0;  ///< ranks of its group on this node
   bool operator==(const RankStatus&) const = default;
 };
 

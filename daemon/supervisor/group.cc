@@ -64,6 +64,7 @@ RankStatus Group::first_record(const RankPlan& rank) const {
   record.source = plan_.source;
   record.nbytes = plan_.nbytes;
   record.rank = rank.rank;
+  record.node_ranks = static_cast<std::uint32_t>(plan_.ranks.size());
   record.device_uuid = rank.device_uuid;
   record.since = unix_time();
   return record;

@@ -22,8 +22,9 @@ namespace wcache {
 namespace {
 
 constexpr std::array kStopSignals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
-constexpr std::chrono::seconds kWaitForLast{30};     // for a last launcher to clear up
-constexpr std::chrono::seconds kGentleEnd{15};       // for daemons to end on SIGTERM
+constexpr std::chrono::seconds kWaitForLast{30};  // for a last launcher to clear up
+constexpr std::chrono::seconds kGentleEnd{15};    // for daemons to end on SIGTERM
+constexpr std::chrono::milliseconds kApart{250};
 constexpr std::chrono::seconds kUnknownPatience{3};  // for a daemon elsewhere that nobody knows
 constexpr std::chrono::seconds kDropOrphan{2};
 constexpr std::chrono::seconds kLastWord{3};  // for the nodes' meeting to say itself who is late
@@ -232,7 +233,8 @@ void Launcher::look_after_elsewhere(Member& member, const Sighting& seen) {
   const Clock::time_point now = Clock::now();
   if (!member.unknown_since) member.unknown_since = now;
   if (member.starts == 0) return start(member);
-  if (now - *member.unknown_since < kUnknownPatience) return;
+  // Two launchers whose ranks have locked each other out do not begin again at the same moment.
+  if (now - *member.unknown_since < kUnknownPatience + getpid() % 8 * kApart) return;
   // With other nodes there is one meeting only.
   if (member.starts > kMostRetries || !plan_.nodes.single())
     return member.group.abandon(member.group.error());

@@ -142,6 +142,18 @@ class Ranks(NodeTest):
         eventually(lambda: self.node.group()["state"] == "orphaned", "orphaned")
         self.assert_same_files(self.model, path)
 
+    def test_what_is_left_of_a_group_is_not_ready_and_can_be_evicted(self):
+        preload = self.preload(self.model, 2, mount=False)
+        _, fingerprint, _ = preload.ready()
+        preload.process.kill()
+        preload.wait()
+        os.kill(self.daemon_of(1), signal.SIGKILL)
+        eventually(lambda: self.node.group()["state"] == "failed", lambda: self.node.group())
+        self.assertEqual(self.node.group()["reason"], "not-ready")
+        self.assertEqual(self.node.run("wait", "--timeout", 0).returncode, 1)
+        self.assertEqual(self.node.run("evict", fingerprint).returncode, 0)
+        eventually(lambda: not self.node.processes(), lambda: self.node.processes())
+
 
 if __name__ == "__main__":
     harness.main()

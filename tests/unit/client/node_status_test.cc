@@ -172,6 +172,22 @@ TEST(MergeStatus, ThePathIsThereOnceTheMountShowsIt) {
   EXPECT_EQ(group({"target/" + kPrint}).path, "/mnt/wcache/target/" + kPrint);
 }
 
+TEST(MergeStatus, AGroupWithoutAllOfItsRanksIsNotReady) {
+  RankStatus zero = rank_of(State::ready, 10), one = rank_of(State::ready, 11);
+  zero.node_ranks = one.node_ranks = 2;
+  one.rank = 1;
+  EXPECT_EQ(merge_status("/r", {answer(Kind::rank, {zero}), answer(Kind::rank, {one})}).groups[0].state,
+            State::ready);
+  const NodeStatus node = merge_status("/r", {answer(Kind::rank, {zero})});
+  EXPECT_EQ(node.groups[0].state, State::failed);
+  EXPECT_EQ(node.groups[0].reason, "not-ready");
+  EXPECT_EQ(node.groups[0].message, "1 of its 2 ranks are here, nobody knows of the others");
+  one.state = State::filling;  // its launcher knows of it
+  EXPECT_EQ(
+      merge_status("/r", {answer(Kind::rank, {zero}), answer(Kind::launcher, {zero, one})}).groups[0].state,
+      State::filling);
+}
+
 TEST(MergeStatus, APairNamesEachOther) {
   RankStatus draft = rank_of(State::ready, 11, std::string(32, 'd'));
   draft.role = "draft0";

@@ -39,6 +39,7 @@ RankStatus full_rank() {
   rank.holders = {{1, "init", 2.5}, {2, "vllm serve", 0}};
   rank.since = 1.7e9;
   rank.holders_complete = true;
+  rank.node_ranks = 4;
   return rank;
 }
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "client/node_status.h"
+#include "daemon/budget.h"
 #include "daemon/supervisor/made_run_dir.h"
 #include "tests/unit/client/temporary_directory.h"
 
@@ -175,6 +176,22 @@ TEST_F(LauncherTest, AGroupThatTakesTooLongIsGivenUp) {
     return SIGTERM;  // kills the daemon that does not listen
   });
   EXPECT_EQ(code, 5);
+}
+
+TEST_F(LauncherTest, GroupsThatStartTogetherMustFitTogether) {
+  const std::vector<MemoryLimit> limits = machine_memory_limits();
+  ASSERT_FALSE(limits.empty());
+  LaunchPlan two = plan(false);
+  two.groups[0].ranks[0].memory = limits[0].available * 2 / 3;
+  two.groups.push_back(two.groups[0]);
+  two.groups[1].role = Role::draft0;
+  const int code = run(std::move(two), "ready", [&] {
+    EXPECT_TRUE(eventually([&] { return printed("\n") && noted("FAILED"); }));
+    return SIGINT;
+  });
+  EXPECT_EQ(code, 0);
+  EXPECT_EQ(out_.text(), "READY target " + kPrint + " -\n");
+  EXPECT_TRUE(noted("FAILED draft0 over-budget: ")) << err_.text();
 }
 
 TEST_F(LauncherTest, EvictedItEndsWith0) {
