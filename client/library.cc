@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <memory>
 #include <new>
@@ -16,7 +17,10 @@
 
 #include "client/attached_entry.h"
 #include "client/find_group.h"
+#include "client/located_draft.h"
 #include "client/wcache.h"
+#include "core/digest_cache.h"
+#include "core/fingerprint.h"
 #include "core/format.h"
 #include "core/version.h"
 #include "ipc/run_dir.h"
@@ -91,6 +95,11 @@ wcache_reason guarded(Work work) noexcept {
   }
 }
 
+Result<std::string> run_dir_or_default(const char* run_dir) {
+  if (run_dir != nullptr) return std::string(run_dir);
+  return wcache::RunDir::default_path(geteuid(), wcache::RunDir::process_environment);
+}
+
 struct Wanted {
   std::string entry;
   std::string run_dir;
@@ -103,13 +112,9 @@ Result<Wanted> parse(const char* entry, const char* run_dir, const wcache_option
   Wanted wanted;
   if (entry == nullptr || *entry == '\0') return fail(Reason::invalid, "no entry is named", {}, "entry");
   wanted.entry = entry;
-  if (run_dir != nullptr) {
-    wanted.run_dir = run_dir;
-  } else {
-    Result<std::string> path = wcache::RunDir::default_path(geteuid(), wcache::RunDir::process_environment);
-    if (!path) return fail(std::move(path.error()));
-    wanted.run_dir = std::move(*path);
-  }
+  Result<std::string> path = run_dir_or_default(run_dir);
+  if (!path) return fail(std::move(path.error()));
+  wanted.run_dir = std::move(*path);
   if (options == nullptr) return wanted;
   if (options->size != sizeof(wcache_options))
     return fail(Reason::invalid,
@@ -152,6 +157,13 @@ Result<std::unique_ptr<AttachedEntry>> attach_waiting(const Wanted& wanted) {
     std::this_thread::sleep_for(
         std::min(kBetweenLooks, std::chrono::milliseconds(wcache::remaining_ms(end))));
   }
+}
+
+/// The key of a draft's plan, without progress.
+Result<wcache::ResolvedKey> resolve_quietly(const wcache::EntryPlan& plan) {
+  const Result<std::filesystem::path> directory = wcache::digest_cache_dir(std::getenv, geteuid());
+  wcache::DigestCache cache = directory ? wcache::DigestCache::open(*directory) : wcache::DigestCache();
+  return wcache::resolve_key(plan, cache);
 }
 
 Status check_arguments(const wcache_entry* entry, const void* out) {
@@ -242,6 +254,32 @@ wcache_reason wcache_tensor_find(const wcache_entry* entry, const char* name, wc
     fill_in(*tensor, *out);
     return {};
   });
+}
+
+wcache_reason wcache_route(const char* model, const char* speculative_config, uint32_t tensor_parallel_size,
+                           const char* run_dir, int no_read, char** out) {
+  return guarded([&]() -> Status {
+    if (model == nullptr || speculative_config == nullptr || out == nullptr)
+      return fail(Reason::invalid, "an argument is NULL");
+    if (tensor_parallel_size == 0) return fail(Reason::invalid, "a tensor parallel size is 1 or more");
+    const Result<std::string> meeting = run_dir_or_default(run_dir);
+    if (!meeting) return fail(meeting.error());
+    wcache::draftroute::RouteRequest request;
+    request.target = model;
+    request.speculative = speculative_config;
+    request.tp_size = tensor_parallel_size;
+    const Result<wcache::LocatedDraft> located =
+        wcache::locate_draft(request, *meeting, no_read != 0, resolve_quietly);
+    if (!located) return fail(located.error());
+    char* text = strdup(to_json(*located).c_str());
+    if (text == nullptr) return fail(Reason::internal, "out of memory");
+    *out = text;
+    return {};
+  });
+}
+
+void wcache_route_free(char* text) {
+  std::free(text);
 }
 
 wcache_reason wcache_last_reason(void) {

@@ -115,6 +115,15 @@ WCACHE_API wcache_reason wcache_tensor_at(const wcache_entry* entry, size_t numb
  */
 WCACHE_API wcache_reason wcache_tensor_find(const wcache_entry* entry, const char* name, wcache_tensor* out);
 
+/* Which group serves the draft of an engine that runs `model` with vLLM's speculative config (a JSON object) on
+ * `tensor_parallel_size` ranks: the object that `wcache route --json` prints, from the same code. `run_dir` as in
+ * wcache_open. Reads configs, headers and at most once the draft's own bytes; with `no_read` configs alone. *out is set
+ * on success only, and is given back with wcache_route_free. WCACHE_INVALID for an object that the engine would refuse:
+ * the message names the key. */
+WCACHE_API wcache_reason wcache_route(const char* model, const char* speculative_config, uint32_t tensor_parallel_size,
+                                      const char* run_dir, int no_read, char** out);
+WCACHE_API void wcache_route_free(char* text);
+
 /* The last failure of the calling thread; WCACHE_OK and "" when nothing has failed. A success leaves it
  * alone. Texts live until the next failure of the thread: what was wrong and where, and what to do about it
  * (often ""). */

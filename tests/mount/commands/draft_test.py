@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """A draft's own group: preload of checkpoints with MTP layers, and what happens when one of the two groups fails."""
 
+import ctypes
 import filecmp
 import json
 import os
@@ -211,6 +212,30 @@ class Drafts(NodeTest):
         self.assertRegex(preload.errors, r"FAILED target over-budget[^$]*FAILED draft0 over-budget")
         self.assertEqual(preload.output, b"")
         self.assert_nothing_left(logs=True)
+
+    def test_the_library_decides_as_the_command_does(self):
+        model = make_checkpoint(self.node.root / "m", "--kind", "mimo")
+        library = ctypes.CDLL(harness.BIN.parent / "lib" / "libwcache.so")
+        library.wcache_last_message.restype = ctypes.c_char_p
+        library.wcache_route.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint32, ctypes.c_char_p, ctypes.c_int,
+                                         ctypes.POINTER(ctypes.c_void_p)]
+
+        def route(spec, no_read=0):
+            text = ctypes.c_void_p()
+            code = library.wcache_route(os.fsencode(model), spec.encode(), 1, os.fsencode(self.node.run_dir), no_read,
+                                        ctypes.byref(text))
+            if code:
+                return code, library.wcache_last_message().decode()
+            found = json.loads(ctypes.string_at(text))
+            library.wcache_route_free(text)
+            return code, found
+
+        for options in ([], ["--no-read"]):
+            told = json.loads(self.node.run("route", model, "--speculative-config", MTP, "--json", *options).stdout)
+            self.assertEqual(route(MTP, len(options)), (0, told))
+        code, message = route('{"method": "warp"}')
+        self.assertEqual(code, 1)
+        self.assertIn("warp", message)
 
     def test_target_and_draft_name_each_other(self):
         preload = self.preload(self.model)
