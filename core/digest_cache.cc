@@ -6,8 +6,10 @@
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <string_view>
+#include <thread>
 #include <utility>
 
 #include "core/fd.h"
@@ -16,6 +18,8 @@ namespace wcache {
 namespace {
 
 constexpr const char* kFileName = "digests.sqlite";
+constexpr std::chrono::milliseconds kBetweenTries{10};
+
 // PRAGMA application_id: "WCDC". Together with user_version it tells our database from a foreign or newer
 // one.
 constexpr int kApplicationId = 0x57434443;
@@ -267,6 +271,15 @@ DigestCache DigestCache::open(const std::filesystem::path& dir, std::chrono::mil
   Status ready = prepare_directory(dir);
   if (ready) ready = prepare_file(database->path);
   if (ready) ready = database->open(patience);
+  // SQLite does not wait for the lock that changes a new database's journal: several first users of one wait here.
+  const auto end = std::chrono::steady_clock::now() + patience;
+  while (!ready && ready.error().reason == Reason::busy && std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(kBetweenTries);
+    auto again = std::make_unique<Database>();
+    again->path = database->path;
+    database = std::move(again);
+    ready = database->open(patience);
+  }
   if (ready)
     cache.database_ = std::move(database);
   else
