@@ -21,7 +21,6 @@ namespace wcache {
 namespace {
 
 constexpr std::size_t kLongestName = 255;
-constexpr const char* kHostDevice = "HOST-0";
 
 struct PreloadOptions {
   std::string model;

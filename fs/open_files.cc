@@ -109,7 +109,7 @@ std::vector<Holder> OpenFiles::holders(const Entry& entry) {
   for (const auto& [handle, row] : files_) {
     if (row.file->node.entry.get() != &entry || row.file->node.is_status()) continue;
     const auto same =
-        std::find_if(holders.begin(), holders.end(), [&](const Holder& h) { return h.pid == row.pid; });
+        std::find_if(holders.begin(), holders.end(), [pid = row.pid](const Holder& h) { return h.pid == pid; });
     if (same == holders.end())
       holders.push_back({row.pid, row.command, row.since});
     else
