@@ -1,7 +1,5 @@
 #include "client/located_draft.h"
 
-#include <unistd.h>
-
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
@@ -43,9 +41,8 @@ Result<LocatedDraft> locate_draft(const draftroute::RouteRequest& request, std::
   const Fingerprint fingerprint = resolved->key.fingerprint();
   const Result<NodeStatus> node = collect_status(run_dir);
   if (!node) return fail(node.error());
-  const std::string mount = node->mount ? node->mount->path : default_mount_path(geteuid(), run_dir);
   located.fingerprint = to_hex(fingerprint);
-  located.path = mount + "/" + std::string(to_string(Role::draft0)) + "/" + located.fingerprint;
+  located.path = path_in_tree(node->mount, run_dir, Role::draft0, fingerprint);
   located.socket = std::string(run_dir) + "/" + rank_socket_name(Role::draft0, fingerprint, kDraftDevice);
   located.state = state_on(*node, located.fingerprint, plan->source);
   return located;

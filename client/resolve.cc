@@ -72,8 +72,7 @@ std::string path_in_tree(const CommandContext& context, Role role, const Fingerp
   const Result<std::string> run_dir = context.run_dir();
   if (!run_dir) return {};
   const Result<NodeStatus> node = collect_status(*run_dir);
-  const std::string mount = node && node->mount ? node->mount->path : default_mount_path(geteuid(), *run_dir);
-  return mount + "/" + std::string(to_string(role)) + "/" + to_hex(fingerprint);
+  return path_in_tree(node ? node->mount : std::nullopt, *run_dir, role, fingerprint);
 }
 
 }  // namespace wcache
