@@ -148,14 +148,21 @@ Status check_belongs(const EntryPlan& plan, std::span<const ImageDigests> digest
   return {};
 }
 
+/// The segment that a tensor of some bytes is.
+std::optional<std::size_t> segment_of(const ImagePlan& image, const TensorInfo& tensor) {
+  const auto at = std::lower_bound(image.segments.begin(), image.segments.end(), tensor.offset,
+                                   [](const Segment& s, std::uint64_t offset) { return s.offset < offset; });
+  if (at == image.segments.end() || *at != Segment{tensor.offset, tensor.nbytes}) return std::nullopt;
+  return static_cast<std::size_t>(at - image.segments.begin());
+}
+
 /// A tensor's digest is that of its segment. An empty tensor has none of its own.
 Result<Digest> tensor_digest(const ImagePlan& image, const ImageDigests& digests, const TensorInfo& tensor) {
   if (tensor.nbytes == 0) return combine_blocks({}, 0);
-  const auto at = std::lower_bound(image.segments.begin(), image.segments.end(), tensor.offset,
-                                   [](const Segment& s, std::uint64_t offset) { return s.offset < offset; });
-  if (at == image.segments.end() || *at != Segment{tensor.offset, tensor.nbytes})
+  const std::optional<std::size_t> segment = segment_of(image, tensor);
+  if (!segment)
     return fail(Reason::internal, image.name + ": tensor '" + tensor.name + "' is no segment of the plan");
-  return digests.segments[static_cast<std::size_t>(at - image.segments.begin())];
+  return digests.segments[*segment];
 }
 
 /// Writes the big tables. Names and shapes are laid out in the order of the rows: files, then tensors.
@@ -165,16 +172,17 @@ class TableWriter {
       : plan_(plan), digests_(digests), blocks_(blocks), builder_(blocks.total_nbytes(plan)) {}
 
   Result<std::vector<std::byte>> write(const Fingerprint& fingerprint, const Placement& placement,
-                                       const std::optional<GroupPlace>& place) {
+                                       const std::optional<GroupPlace>& place, const SlabPlan* slabs) {
     const std::vector<TensorRef> refs = tensors_by_name(plan_);
     const auto names = write_names(refs);
     const auto shapes = write_shapes(refs);
     const auto files = write_files();
-    const auto tensors = write_tensors(refs);
+    const auto tensors = write_tensors(refs, slabs);
     if (!tensors) return fail(tensors.error());
     const auto dtypes = builder_.CreateVectorOfStrings(blocks_.dtypes);
     const auto left_out = write_left_out();
     const auto others = write_others(place);
+    const auto slab_sizes = builder_.CreateVector(slabs ? slabs->slabs : std::vector<std::uint64_t>());
     const auto text = [&](std::string_view value) {
       return builder_.CreateString(value.data(), value.size());
     };
@@ -183,7 +191,7 @@ class TableWriter {
         builder_, text(to_string(plan_.role)), text(to_string(plan_.layout)), &key, plan_.rank, plan_.tp_size,
         text(plan_.name), text(plan_.source), text(plan_.architecture), text(plan_.dtype),
         text(plan_.quantization), text(placement.tier), text(placement.device_uuid), text(placement.ipc_kind),
-        files, *tensors, names, shapes, dtypes, left_out, place ? place->node_ranks : 1, others);
+        files, *tensors, names, shapes, dtypes, left_out, place ? place->node_ranks : 1, others, slab_sizes);
     wire::FinishManifestBuffer(builder_, root);
     const auto bytes = std::as_bytes(std::span(builder_.GetBufferPointer(), builder_.GetSize()));
     return std::vector<std::byte>(bytes.begin(), bytes.end());
@@ -192,6 +200,14 @@ class TableWriter {
  private:
   const TensorInfo& tensor_of(const TensorRef& ref) const {
     return plan_.images[ref.image].tensors[ref.tensor];
+  }
+
+  /// In host memory a slab is the file. An empty tensor is at the begin of the first slab.
+  SlabPlace place_of(const TensorRef& ref, const SlabPlan* slabs) const {
+    const TensorInfo& tensor = tensor_of(ref);
+    if (slabs == nullptr) return {ref.image, tensor.offset};
+    if (tensor.nbytes == 0) return {};
+    return slabs->images[ref.image][*segment_of(plan_.images[ref.image], tensor)];
   }
 
   flatbuffers::Offset<flatbuffers::Vector<std::uint8_t>> write_names(std::span<const TensorRef> refs) {
@@ -228,7 +244,7 @@ class TableWriter {
   }
 
   Result<flatbuffers::Offset<flatbuffers::Vector<const wire::TensorRow*>>> write_tensors(
-      std::span<const TensorRef> refs) {
+      std::span<const TensorRef> refs, const SlabPlan* slabs) {
     wire::TensorRow* out = nullptr;
     const auto vector = builder_.CreateUninitializedVectorOfStructs<wire::TensorRow>(refs.size(), &out);
     std::uint32_t shape_offset = 0;
@@ -237,9 +253,10 @@ class TableWriter {
       const Result<Digest> digest = tensor_digest(plan_.images[ref.image], digests_[ref.image], tensor);
       if (!digest) return fail(digest.error());
       const auto dtype = std::lower_bound(blocks_.dtypes.begin(), blocks_.dtypes.end(), tensor.dtype);
-      *out++ = wire::TensorRow(to_wire(*digest), tensor.nbytes, tensor.offset, tensor.offset, name_offset_,
+      const SlabPlace place = place_of(ref, slabs);
+      *out++ = wire::TensorRow(to_wire(*digest), tensor.nbytes, tensor.offset, place.offset, name_offset_,
                                static_cast<std::uint32_t>(tensor.name.size()), shape_offset, ref.image,
-                               ref.image, static_cast<std::uint16_t>(dtype - blocks_.dtypes.begin()),
+                               place.slab, static_cast<std::uint16_t>(dtype - blocks_.dtypes.begin()),
                                static_cast<std::uint16_t>(tensor.shape.size()));
       name_offset_ += tensor.name.size();
       shape_offset += static_cast<std::uint32_t>(tensor.shape.size());
@@ -296,11 +313,11 @@ Key key_of(const EntryPlan& plan, std::span<const ImageDigests> digests) {
 
 Result<std::vector<std::byte>> build_manifest(const EntryPlan& plan, std::span<const ImageDigests> digests,
                                               const Fingerprint& fingerprint, const Placement& placement,
-                                              const std::optional<GroupPlace>& place) {
+                                              const std::optional<GroupPlace>& place, const SlabPlan* slabs) {
   if (Status belongs = check_belongs(plan, digests); !belongs) return fail(belongs.error());
   const Result<Blocks> blocks = blocks_of(plan);
   if (!blocks) return fail(blocks.error());
-  return TableWriter(plan, digests, *blocks).write(fingerprint, placement, place);
+  return TableWriter(plan, digests, *blocks).write(fingerprint, placement, place, slabs);
 }
 
 Result<ManifestView> ManifestView::open(std::span<const std::byte> bytes) {
@@ -317,7 +334,7 @@ Result<ManifestView> ManifestView::open(std::span<const std::byte> bytes) {
   if (bytes.size() < kAlignment || !wire::VerifyManifestBuffer(verifier))
     return corrupt("does not verify: it is damaged or of another version");
   const wire::Manifest& root = root_of(bytes);
-  if (!aligned(root.files()) || !aligned(root.tensors()) || !aligned(root.shapes()))
+  if (!aligned(root.files()) || !aligned(root.tensors()) || !aligned(root.shapes()) || !aligned(root.slabs()))
     return corrupt("has tables that are not aligned to 8 bytes");
   return ManifestView(bytes);
 }
@@ -381,6 +398,19 @@ std::optional<std::size_t> ManifestView::find_file(std::string_view name) const 
   return find_row(root, root.files(), name);
 }
 
+std::size_t ManifestView::slab_count() const {
+  return size_of(root_of(bytes_).slabs());
+}
+
+std::uint64_t ManifestView::slab_nbytes(std::size_t slab) const {
+  if (slab >= slab_count()) return 0;
+  return root_of(bytes_).slabs()->Get(static_cast<flatbuffers::uoffset_t>(slab));
+}
+
+bool ManifestView::on_device(const File& file) const {
+  return is_weights(file.kind) && text_of(root_of(bytes_).tier()) == "cuda";
+}
+
 std::size_t ManifestView::tensor_count() const {
   return size_of(root_of(bytes_).tensors());
 }
@@ -396,6 +426,10 @@ std::optional<ManifestView::Tensor> ManifestView::tensor(std::size_t row) const 
     return std::nullopt;
   if (wire.shape_offset() > shapes || wire.ndim() > shapes - wire.shape_offset()) return std::nullopt;
   if (wire.dtype() >= size_of(root.dtypes())) return std::nullopt;
+  if (const std::size_t slabs = slab_count(); slabs > 0 && wire.nbytes() > 0) {
+    const std::uint64_t room = slab_nbytes(wire.slab());
+    if (wire.slab_offset() > room || wire.nbytes() > room - wire.slab_offset()) return std::nullopt;
+  }
 
   Tensor tensor;
   tensor.name = *name;

@@ -12,6 +12,7 @@
 #include "core/entry_plan.h"
 #include "core/key.h"
 #include "core/result.h"
+#include "core/slab_plan.h"
 
 namespace wcache {
 
@@ -41,10 +42,11 @@ Key key_of(const EntryPlan& plan, std::span<const ImageDigests> digests);
 /// Serialises the manifest (manifest.fbs). File row i is plan.images[i] (sorted by name already); tensors
 /// come out sorted by name. Reason::unsupported for what the format cannot hold (2 GiB of table, 65535
 /// dimensions or dtypes), internal where plan and digests do not belong together. `place`: of a rank that is
-/// not alone in its group.
+/// not alone in its group. `slabs`: of an entry on a device, borrowed.
 Result<std::vector<std::byte>> build_manifest(const EntryPlan& plan, std::span<const ImageDigests> digests,
                                               const Fingerprint& fingerprint, const Placement& placement,
-                                              const std::optional<GroupPlace>& place = std::nullopt);
+                                              const std::optional<GroupPlace>& place = std::nullopt,
+                                              const SlabPlan* slabs = nullptr);
 
 /// A read-only view of a serialised manifest. Borrows the bytes (8-byte aligned, and nobody writes them any
 /// more), which may come from another process: `open` verifies the frame in a time that does not depend on
@@ -90,6 +92,12 @@ class ManifestView {
   std::size_t file_count() const;
   std::optional<File> file(std::size_t row) const;
   std::optional<std::size_t> find_file(std::string_view name) const;  ///< by binary search
+
+  /// Slabs on a device; 0 for an entry in host memory.
+  std::size_t slab_count() const;
+  std::uint64_t slab_nbytes(std::size_t slab) const;  ///< 0 where there is none such
+  /// Whether the bytes of a file are on a device, in slabs: then there is no image of it in host memory.
+  bool on_device(const File& file) const;
 
   std::size_t tensor_count() const;
   std::optional<Tensor> tensor(std::size_t row) const;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <stop_token>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "core/key.h"
 #include "core/manifest.h"
 #include "core/result.h"
+#include "daemon/device_entry.h"
 #include "daemon/fill/fill.h"
 #include "daemon/memory/arena.h"
 #include "draftroute/group_request.h"
@@ -27,6 +29,9 @@ struct StoredEntry {
   Digest manifest_digest;
   FillPath fill_path = FillPath::io_uring_direct;
   std::string fill_note;  ///< why it was not io_uring-direct; empty when it was
+  /// Where the weights are, for an entry on a device: their descriptors in `memory` are then empty. nullptr: in
+  /// host memory.
+  std::unique_ptr<DeviceEntry> device = nullptr;
 };
 
 /// What is told on the way, on the thread that loads.

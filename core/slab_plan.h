@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/entry_plan.h"
+#include "core/result.h"
+
+namespace wcache {
+
+/// What lies in a slab begins at a multiple of this.
+inline constexpr std::uint64_t kSlabAlignment = 256;
+
+/// Where a segment lies on a device.
+struct SlabPlace {
+  std::uint32_t slab = 0;
+  std::uint64_t offset = 0;  ///< in the slab
+  bool operator==(const SlabPlace&) const = default;
+};
+
+/// How the weight images of an entry lie on a device: not as files, but each segment (tensor, header, gap) at
+/// an aligned place of one of a few large allocations. Files that are no weights stay in host memory.
+struct SlabPlan {
+  std::vector<std::uint64_t> slabs;  ///< bytes of each; multiples of the granularity
+  /// Of each image of the plan, one place a segment; empty for an image that stays in host memory.
+  std::vector<std::vector<SlabPlace>> images;
+
+  std::uint64_t nbytes() const;  ///< of all slabs
+};
+
+/// Packs the segments of the weight images in order. A slab is closed when the next segment would take it past
+/// `slab_nbytes`; a larger segment has a slab of its own. Where that would give more than `most` slabs they
+/// are made larger. `granularity`: a power of two, at least kSlabAlignment. Reason::unsupported for weights
+/// that are no safetensors.
+Result<SlabPlan> plan_slabs(const EntryPlan& plan, std::uint64_t granularity, std::uint64_t slab_nbytes,
+                            std::size_t most);
+
+}  // namespace wcache

@@ -1,0 +1,132 @@
+#include "daemon/memory/cuda/driver.h"
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <utility>
+
+namespace wcache {
+namespace {
+
+constexpr const char* kFallBack = "use --device host";
+
+// Twice, so that the versioned name is what becomes a text.
+#define WCACHE_TEXT_OF(name) #name
+#define WCACHE_SYMBOL(name) WCACHE_TEXT_OF(name)
+
+Error no_driver(const std::string& file, const char* why) {
+  return Error{Reason::unsupported,
+               "no CUDA driver: " + file + " cannot be loaded (" + (why == nullptr ? "no reason given" : why) + ")",
+               std::string("install NVIDIA's driver, in a container give it the driver's libraries; or ") +
+                   kFallBack};
+}
+
+std::string version_text(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+Error too_old(const std::string& file, int version, const std::string& lacks) {
+  return Error{Reason::unsupported,
+               "the CUDA driver is too old: " + file + (version > 0 ? " is of CUDA " + version_text(version) : "") +
+                   lacks,
+               "install a driver of CUDA " + version_text(kOldestCudaDriver) + " or newer, or " + kFallBack};
+}
+
+template <class Function>
+bool look_up(void* library, const char* symbol, Function& function) {
+  function = reinterpret_cast<Function>(dlsym(library, symbol));
+  return function != nullptr;
+}
+
+/// The first symbol that is not there; nullptr when all are.
+const char* find_functions(CudaDriver& driver) {
+  void* const library = driver.library.get();
+#define WCACHE_CUDA_LOOK_UP(name) \
+  if (!look_up(library, WCACHE_SYMBOL(name), driver.name)) return WCACHE_SYMBOL(name);
+  WCACHE_CUDA_FUNCTIONS(WCACHE_CUDA_LOOK_UP)
+#undef WCACHE_CUDA_LOOK_UP
+  return look_up(library, "cuDeviceGetUuid", driver.parent_uuid) ? nullptr : "cuDeviceGetUuid";
+}
+
+Error cannot_start(const CudaDriver& driver, const std::string& file, CUresult result) {
+  if (result == CUDA_ERROR_STUB_LIBRARY)
+    return Error{Reason::unsupported, file + " is the CUDA toolkit's stub, not a driver",
+                 std::string("point WCACHE_LIBCUDA (or the loader's path) to the driver's libcuda.so.1, or ") +
+                     kFallBack};
+  if (result == CUDA_ERROR_NO_DEVICE)
+    return Error{Reason::unsupported, "the CUDA driver sees no device",
+                 std::string("see nvidia-smi and CUDA_VISIBLE_DEVICES; in a container give it the device; or ") +
+                     kFallBack};
+  Error error = cuda_error(driver, "starting the CUDA driver", result);
+  error.reason = Reason::unsupported;
+  error.hint = std::string("see nvidia-smi, or ") + kFallBack;
+  return error;
+}
+
+}  // namespace
+
+std::string cuda_driver_file() {
+  const char* named = std::getenv("WCACHE_LIBCUDA");
+  return named != nullptr && *named != '\0' ? named : "libcuda.so.1";
+}
+
+Result<std::shared_ptr<const CudaDriver>> load_cuda_driver(const std::string& file) {
+  auto driver = std::make_shared<CudaDriver>();
+  void* const handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) return fail(no_driver(file, dlerror()));
+  driver->library = std::shared_ptr<void>(handle, dlclose);
+  const char* const missing = find_functions(*driver);
+  int version = 0;
+  if (driver->cuDriverGetVersion != nullptr) driver->cuDriverGetVersion(&version);
+  if (missing != nullptr) return fail(too_old(file, version, std::string(" and lacks ") + missing));
+  // The stub answers no question, this one included.
+  if (version > 0 && version < kOldestCudaDriver) return fail(too_old(file, version, ""));
+  if (const CUresult started = driver->cuInit(0); started != CUDA_SUCCESS)
+    return fail(cannot_start(*driver, file, started));
+  return driver;
+}
+
+Error cuda_error(const CudaDriver& driver, std::string_view what, CUresult result) {
+  const char* name = nullptr;
+  const char* text = nullptr;
+  driver.cuGetErrorName(result, &name);
+  driver.cuGetErrorString(result, &text);
+  Error error;
+  error.reason = Reason::io;
+  error.message = std::string(what) + ": " +
+                  (name != nullptr ? name : "CUDA error " + std::to_string(static_cast<int>(result)));
+  if (text != nullptr) error.message += std::string(", ") + text;
+  switch (result) {
+    case CUDA_ERROR_OUT_OF_MEMORY:
+      error.reason = Reason::over_budget;
+      error.hint = "free memory of the device (nvidia-smi shows who holds it), or evict entries";
+      break;
+    case CUDA_ERROR_NOT_PERMITTED:
+      error.reason = Reason::denied;
+      break;
+    case CUDA_ERROR_DEVICE_UNAVAILABLE:
+      error.reason = Reason::unsupported;
+      error.hint =
+          "the device takes no further process: nvidia-smi -c DEFAULT ends exclusive-process and prohibited "
+          "mode";
+      break;
+    case CUDA_ERROR_NOT_SUPPORTED:
+    case CUDA_ERROR_INVALID_DEVICE:
+    case CUDA_ERROR_NO_DEVICE:
+    case CUDA_ERROR_STUB_LIBRARY:
+    case CUDA_ERROR_CALL_REQUIRES_NEWER_DRIVER:
+    case CUDA_ERROR_SYSTEM_DRIVER_MISMATCH:
+      error.reason = Reason::unsupported;
+      break;
+    default:
+      break;
+  }
+  return error;
+}
+
+Status cuda_check(const CudaDriver& driver, std::string_view what, CUresult result) {
+  if (result == CUDA_SUCCESS) return {};
+  return fail(cuda_error(driver, what, result));
+}
+
+}  // namespace wcache
