@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <utility>
 
+#include "daemon/memory/cuda/devices.h"
+
 namespace wcache {
 namespace {
 
@@ -21,15 +23,11 @@ Error no_driver(const std::string& file, const char* why) {
                    kFallBack};
 }
 
-std::string version_text(int version) {
-  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
-}
-
 Error too_old(const std::string& file, int version, const std::string& lacks) {
   return Error{Reason::unsupported,
-               "the CUDA driver is too old: " + file + (version > 0 ? " is of CUDA " + version_text(version) : "") +
+               "the CUDA driver is too old: " + file + (version > 0 ? " is of CUDA " + cuda_version_text(version) : "") +
                    lacks,
-               "install a driver of CUDA " + version_text(kOldestCudaDriver) + " or newer, or " + kFallBack};
+               "install a driver of CUDA " + cuda_version_text(kOldestCudaDriver) + " or newer, or " + kFallBack};
 }
 
 template <class Function>

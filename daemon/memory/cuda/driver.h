@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "core/result.h"
+#include "daemon/memory/cuda/load.h"
 
 namespace wcache {
 
@@ -74,13 +75,6 @@ struct CudaDriver {
 
   std::shared_ptr<void> library;  ///< keeps the functions where they are
 };
-
-/// The file that `load_cuda_driver` takes when it is not told: WCACHE_LIBCUDA, else libcuda.so.1.
-std::string cuda_driver_file();
-
-/// Loads the library and starts the driver (cuInit). Every error is `unsupported` and says which case it is:
-/// no driver, the toolkit's stub, a driver older than kOldestCudaDriver, no device, or what cuInit said.
-Result<std::shared_ptr<const CudaDriver>> load_cuda_driver(const std::string& file);
 
 /// What a call came back with, as an error: "<what>: CUDA_ERROR_OUT_OF_MEMORY, out of memory". over_budget
 /// for out of memory, denied for not permitted, unsupported for what the device or the driver cannot do
