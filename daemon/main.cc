@@ -19,6 +19,8 @@
 #include "daemon/daemon.h"
 #include "daemon/event_loop.h"
 #include "daemon/fill/disk.h"
+#include "daemon/memory/cuda/load.h"
+#include "daemon/memory/cuda/report.h"
 #include "daemon/memory/kernel.h"
 #include "daemon/options.h"
 #include "daemon/store.h"
@@ -162,7 +164,7 @@ Result<Stop> serve(const DaemonOptions& options, const Fd& signals) {
 int run(int argc, char** argv) {
   const Result<Fd> signals = catch_signals();
   allow_many_files();
-  const Result<std::variant<DaemonOptions, HelpText>> options = parse_daemon_options(argc, argv);
+  const Result<std::variant<DaemonOptions, HelpText, ListDevices>> options = parse_daemon_options(argc, argv);
   Result<Stop> stop = Stop{};
   if (!signals) {
     stop = fail(signals.error());
@@ -170,6 +172,9 @@ int run(int argc, char** argv) {
     stop = fail(options.error());
   } else if (const auto* help = std::get_if<HelpText>(&*options)) {
     std::fputs(help->text.c_str(), stdout);
+    return 0;
+  } else if (std::holds_alternative<ListDevices>(*options)) {
+    std::fputs(to_json(report_cuda_devices(cuda_driver_file())).c_str(), stdout);
     return 0;
   } else {
     stop = serve(std::get<DaemonOptions>(*options), *signals);

@@ -39,7 +39,7 @@ Result<DaemonOptions> check(DaemonOptions options, const Words& words) {
     if (!limit) return fail(limit.error());
     options.memory_limit = *limit;
   }
-  if (words.model.empty()) return fail(Reason::invalid, "--model is empty", {}, "--model");
+  if (words.model.empty()) return fail(Reason::invalid, "no model is named", "give --model", "--model");
   if (options.node_ranks == 0)
     return fail(Reason::invalid, "a group has one rank at least", {}, "--node-ranks");
   if (options.grouped && options.launcher_fd < 0)
@@ -49,20 +49,21 @@ Result<DaemonOptions> check(DaemonOptions options, const Words& words) {
 
 }  // namespace
 
-Result<std::variant<DaemonOptions, HelpText>> parse_daemon_options(int argc, const char* const* argv) {
+Result<std::variant<DaemonOptions, HelpText, ListDevices>> parse_daemon_options(int argc,
+                                                                                const char* const* argv) {
   CLI::App app(
       "Holds one rank of one model in memory and serves it on a socket of the run directory. Started by "
       "'wcache preload'.",
       "wcached");
   DaemonOptions options;
   Words words;
+  bool devices = false;
   app.formatter(std::make_shared<HelpFormatter>());
   app.set_help_flag("--help", "Print this help.");
   app.set_version_flag("--version", std::string(version()), "Print the version.");
   app.add_option("--model", words.model,
                  "The checkpoint: a directory in Hugging Face layout or a weight file.")
-      ->type_name("MODEL")
-      ->required();
+      ->type_name("MODEL");
   app.add_option("--role", words.role, "What the model is served as: target or draft0. Default: target.")
       ->type_name("ROLE");
   app.add_option("--rank", options.rank, "The rank it serves; its device is HOST-<rank>. Default: 0.")
@@ -90,6 +91,10 @@ Result<std::variant<DaemonOptions, HelpText>> parse_daemon_options(int argc, con
   app.add_option("--log-level", words.log_level,
                  "How much is logged: trace, debug, info, warning, error or off. Default: info.")
       ->type_name("LEVEL");
+  app.add_flag(
+      "--devices", devices,
+      "Do nothing but print, as JSON, the CUDA devices that the driver shows to this process, or why "
+      "there are none.");
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -99,6 +104,7 @@ Result<std::variant<DaemonOptions, HelpText>> parse_daemon_options(int argc, con
   } catch (const CLI::ParseError& error) {
     return fail(Reason::invalid, error.what(), "see wcached --help");
   }
+  if (devices) return ListDevices{};
   Result<DaemonOptions> checked = check(std::move(options), words);
   if (!checked) return fail(std::move(checked.error()));
   return std::move(*checked);

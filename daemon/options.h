@@ -30,7 +30,11 @@ struct HelpText {
   std::string text;
 };
 
+/// --devices: no daemon, but a report of the CUDA devices.
+struct ListDevices {};
+
 /// invalid, with the option as key, for what the command line may not say.
-Result<std::variant<DaemonOptions, HelpText>> parse_daemon_options(int argc, const char* const* argv);
+Result<std::variant<DaemonOptions, HelpText, ListDevices>> parse_daemon_options(int argc,
+                                                                                const char* const* argv);
 
 }  // namespace wcache

@@ -17,17 +17,18 @@ constexpr const char* kFallBack = "use --device host";
 #define WCACHE_SYMBOL(name) WCACHE_TEXT_OF(name)
 
 Error no_driver(const std::string& file, const char* why) {
-  return Error{Reason::unsupported,
-               "no CUDA driver: " + file + " cannot be loaded (" + (why == nullptr ? "no reason given" : why) + ")",
-               std::string("install NVIDIA's driver, in a container give it the driver's libraries; or ") +
-                   kFallBack};
+  return Error{
+      Reason::unsupported,
+      "no CUDA driver: " + file + " cannot be loaded (" + (why == nullptr ? "no reason given" : why) + ")",
+      std::string("install NVIDIA's driver, in a container give it the driver's libraries; or ") + kFallBack};
 }
 
 Error too_old(const std::string& file, int version, const std::string& lacks) {
-  return Error{Reason::unsupported,
-               "the CUDA driver is too old: " + file + (version > 0 ? " is of CUDA " + cuda_version_text(version) : "") +
-                   lacks,
-               "install a driver of CUDA " + cuda_version_text(kOldestCudaDriver) + " or newer, or " + kFallBack};
+  return Error{
+      Reason::unsupported,
+      "the CUDA driver is too old: " + file +
+          (version > 0 ? " is of CUDA " + cuda_version_text(version) : "") + lacks,
+      "install a driver of CUDA " + cuda_version_text(kOldestCudaDriver) + " or newer, or " + kFallBack};
 }
 
 template <class Function>
@@ -46,15 +47,18 @@ const char* find_functions(CudaDriver& driver) {
   return look_up(library, "cuDeviceGetUuid", driver.parent_uuid) ? nullptr : "cuDeviceGetUuid";
 }
 
+DeviceTrouble trouble_of(CUresult started) {
+  if (started == CUDA_ERROR_STUB_LIBRARY) return DeviceTrouble::stub;
+  return started == CUDA_ERROR_NO_DEVICE ? DeviceTrouble::no_device : DeviceTrouble::no_start;
+}
+
 Error cannot_start(const CudaDriver& driver, const std::string& file, CUresult result) {
   if (result == CUDA_ERROR_STUB_LIBRARY)
-    return Error{Reason::unsupported, file + " is the CUDA toolkit's stub, not a driver",
-                 std::string("point WCACHE_LIBCUDA (or the loader's path) to the driver's libcuda.so.1, or ") +
-                     kFallBack};
-  if (result == CUDA_ERROR_NO_DEVICE)
-    return Error{Reason::unsupported, "the CUDA driver sees no device",
-                 std::string("see nvidia-smi and CUDA_VISIBLE_DEVICES; in a container give it the device; or ") +
-                     kFallBack};
+    return Error{
+        Reason::unsupported, file + " is the CUDA toolkit's stub, not a driver",
+        std::string("point WCACHE_LIBCUDA (or the loader's path) to the driver's libcuda.so.1, or ") +
+            kFallBack};
+  if (result == CUDA_ERROR_NO_DEVICE) return no_cuda_device();
   Error error = cuda_error(driver, "starting the CUDA driver", result);
   error.reason = Reason::unsupported;
   error.hint = std::string("see nvidia-smi, or ") + kFallBack;
@@ -68,19 +72,32 @@ std::string cuda_driver_file() {
   return named != nullptr && *named != '\0' ? named : "libcuda.so.1";
 }
 
-Result<std::shared_ptr<const CudaDriver>> load_cuda_driver(const std::string& file) {
+Error no_cuda_device() {
+  return Error{
+      Reason::unsupported, "the CUDA driver sees no device",
+      std::string("see nvidia-smi and CUDA_VISIBLE_DEVICES; in a container give it the device; or ") +
+          kFallBack};
+}
+
+Result<std::shared_ptr<const CudaDriver>> load_cuda_driver(const std::string& file, DeviceTrouble* trouble) {
+  const auto refuse = [&](DeviceTrouble which, Error error) {
+    if (trouble != nullptr) *trouble = which;
+    return fail(std::move(error));
+  };
   auto driver = std::make_shared<CudaDriver>();
   void* const handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (handle == nullptr) return fail(no_driver(file, dlerror()));
+  if (handle == nullptr) return refuse(DeviceTrouble::no_driver, no_driver(file, dlerror()));
   driver->library = std::shared_ptr<void>(handle, dlclose);
   const char* const missing = find_functions(*driver);
   int version = 0;
   if (driver->cuDriverGetVersion != nullptr) driver->cuDriverGetVersion(&version);
-  if (missing != nullptr) return fail(too_old(file, version, std::string(" and lacks ") + missing));
+  if (missing != nullptr)
+    return refuse(DeviceTrouble::too_old, too_old(file, version, std::string(" and lacks ") + missing));
   // The stub answers no question, this one included.
-  if (version > 0 && version < kOldestCudaDriver) return fail(too_old(file, version, ""));
+  if (version > 0 && version < kOldestCudaDriver)
+    return refuse(DeviceTrouble::too_old, too_old(file, version, ""));
   if (const CUresult started = driver->cuInit(0); started != CUDA_SUCCESS)
-    return fail(cannot_start(*driver, file, started));
+    return refuse(trouble_of(started), cannot_start(*driver, file, started));
   return driver;
 }
 

@@ -7,7 +7,7 @@
 namespace wcache {
 namespace {
 
-Result<std::variant<DaemonOptions, HelpText>> parse(std::vector<const char*> words) {
+Result<std::variant<DaemonOptions, HelpText, ListDevices>> parse(std::vector<const char*> words) {
   words.insert(words.begin(), "wcached");
   return parse_daemon_options(static_cast<int>(words.size()), words.data());
 }
@@ -49,6 +49,10 @@ TEST(DaemonOptions, RefusesTheRest) {
 TEST(DaemonOptions, HelpAndVersionAreTexts) {
   EXPECT_NE(std::get<HelpText>(*parse({"--help"})).text.find("--memory-limit"), std::string::npos);
   EXPECT_EQ(std::get<HelpText>(*parse({"--version"})).text.rfind("wcached ", 0), 0u);
+}
+
+TEST(DaemonOptions, DevicesNeedNoModel) {
+  EXPECT_TRUE(std::holds_alternative<ListDevices>(*parse({"--devices"})));
 }
 
 }  // namespace
