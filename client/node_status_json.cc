@@ -40,6 +40,10 @@ Json json_of(const RankStatus& rank) {
   if (rank.rate > 0) object["rate"] = rank.rate;
   put(object, "fill_path", rank.fill_path);
   if (rank.state == State::ready || rank.state == State::orphaned) object["survives"] = rank.survives;
+  if (rank.tier == "cuda") {
+    put(object, "ipc_kind", rank.ipc_kind);
+    object["cuda_context"] = rank.context;
+  }
   return object;
 }
 

@@ -1,12 +1,12 @@
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "core/device_handle.h"
 #include "core/fd.h"
 #include "core/result.h"
 
@@ -17,9 +17,6 @@ enum class DeviceIpc {
   vmm,     ///< a descriptor a slab: the memory lives as long as any of them, or a mapping, does
   legacy,  ///< a CUipcMemHandle a slab: the memory lives as long as the daemon's context
 };
-
-/// The 64 bytes of a CUipcMemHandle.
-using DeviceHandle = std::array<std::byte, 64>;
 
 /// The weights of one rank on its device: filled, in the slabs of a SlabPlan, never written again. Safe for
 /// concurrent use.

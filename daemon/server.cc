@@ -1,6 +1,7 @@
 #include "daemon/server.h"
 
 #include <sys/epoll.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -41,11 +42,31 @@ MappingSearch search_for(const StoredEntry& entry) {
   return search;
 }
 
+/// The connection is a lease from now on.
+void hold(Session& session) {
+  if (session.attached) return;
+  session.attached = true;
+  session.attached_since = unix_now();
+}
+
+Result<std::uint64_t> slab_nbytes(const StoredEntry& entry, std::size_t slab) {
+  const Result<Mapping> bytes =
+      Mapping::map(entry.memory.manifest.get(), entry.manifest_nbytes, PROT_READ, MAP_SHARED, "the manifest");
+  if (!bytes) return fail(bytes.error());
+  const Result<ManifestView> manifest = ManifestView::open(bytes->bytes());
+  if (!manifest) return fail(manifest.error());
+  return manifest->slab_nbytes(slab);
+}
+
 void merge(std::vector<Holder>& holders, const std::vector<Holder>& more) {
   for (const Holder& holder : more) {
     const auto same = [&](const Holder& other) { return other.pid == holder.pid; };
     if (std::none_of(holders.begin(), holders.end(), same)) holders.push_back(holder);
   }
+}
+
+Error being_evicted() {
+  return Error{Reason::not_ready, "the entry is being evicted", "try again"};
 }
 
 Error held_by(const std::vector<Holder>& holders) {
@@ -123,6 +144,7 @@ void Server::request(SessionId id, Session& session, Envelope envelope) {
   if (!session.hello) return greet(session, envelope.id, envelope.body);
   if (std::holds_alternative<StatusRequest>(envelope.body)) return status(asker);
   if (std::holds_alternative<AttachRequest>(envelope.body)) return attach(session, envelope.id);
+  if (const auto* which = std::get_if<SlabRequest>(&envelope.body)) return slab(session, envelope.id, *which);
   if (std::holds_alternative<VerifyRequest>(envelope.body)) return verify(asker);
   if (std::holds_alternative<EvictRequest>(envelope.body)) return evict(asker);
   reply(asker, ErrorReply{Error{Reason::invalid, "no request: " + std::string(name_of(envelope.body))}});
@@ -142,16 +164,20 @@ void Server::greet(Session& session, std::uint32_t request, const Body& body) {
 }
 
 void Server::attach(Session& session, std::uint32_t request) {
-  if (eviction_) {
-    const Error error{Reason::not_ready, "the entry is being evicted", "try again"};
-    return session.send(Envelope{request, ErrorReply{error}});
-  }
+  if (eviction_) return session.send(Envelope{request, ErrorReply{being_evicted()}});
   std::vector<int> fds{entry_.memory.manifest.get()};
-  for (const Fd& image : entry_.memory.images) fds.push_back(image.get());
-  session.attached = true;
-  session.attached_since = unix_now();
-  session.send(
-      Envelope{request, AttachReply{static_cast<std::uint32_t>(fds.size()), entry_.manifest_nbytes}});
+  for (const Fd& image : entry_.memory.images)
+    if (image) fds.push_back(image.get());
+  AttachReply reply{0, entry_.manifest_nbytes};
+  if (entry_.device) {
+    for (const Fd& slab : entry_.device->slabs()) fds.push_back(slab.get());
+    reply.slabs = static_cast<std::uint32_t>(entry_.device->slabs().size());
+    reply.handles.assign(entry_.device->handles().begin(), entry_.device->handles().end());
+    reply.instance = entry_.device->instance();
+  }
+  reply.descriptors = static_cast<std::uint32_t>(fds.size());
+  hold(session);
+  session.send(Envelope{request, std::move(reply)});
   for (std::size_t first = 0; first < fds.size(); first += kMaxMessageFds) {
     const std::size_t count = std::min(kMaxMessageFds, fds.size() - first);
     const auto begin = fds.begin() + static_cast<std::ptrdiff_t>(first);
@@ -159,6 +185,20 @@ void Server::attach(Session& session, std::uint32_t request) {
         Envelope{request, Descriptors{static_cast<std::uint32_t>(first), static_cast<std::uint32_t>(count)}},
         std::vector<int>(begin, begin + static_cast<std::ptrdiff_t>(count)));
   }
+}
+
+void Server::slab(Session& session, std::uint32_t request, const SlabRequest& which) {
+  const auto refuse = [&](Error error) { session.send(Envelope{request, ErrorReply{std::move(error)}}); };
+  if (eviction_) return refuse(being_evicted());
+  if (!entry_.device || entry_.device->ipc() != DeviceIpc::vmm)
+    return refuse(Error{Reason::invalid, "this entry has no slabs with descriptors"});
+  if (which.slab >= entry_.device->slabs().size())
+    return refuse(Error{Reason::not_found, "no slab " + std::to_string(which.slab) + ": the entry has " +
+                                               std::to_string(entry_.device->slabs().size())});
+  const Result<std::uint64_t> nbytes = slab_nbytes(entry_, which.slab);
+  if (!nbytes) return refuse(nbytes.error());
+  hold(session);
+  session.send(Envelope{request, SlabReply{*nbytes}}, {entry_.device->slabs()[which.slab].get()});
 }
 
 void Server::status(const Asker& asker) {

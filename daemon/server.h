@@ -63,6 +63,7 @@ class Server {
   void request(SessionId id, Session& session, Envelope envelope);
   void greet(Session& session, std::uint32_t request, const Body& body);
   void attach(Session& session, std::uint32_t request);
+  void slab(Session& session, std::uint32_t request, const SlabRequest& which);
   void status(const Asker& asker);
   void verify(const Asker& asker);
   void verified(std::uint64_t run, const Result<VerifyReply>& reply);

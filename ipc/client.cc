@@ -13,12 +13,40 @@ Error hung_up() {
   return Error{Reason::not_running, "the daemon closed the connection without an answer"};
 }
 
+/// Whether the counts of an attachment can be true together.
+Status check(const AttachReply& reply) {
+  if (reply.descriptors == 0) return fail(Reason::corrupt, "an attachment without a manifest");
+  if (reply.slabs >= reply.descriptors)
+    return fail(Reason::corrupt, "an attachment of " + std::to_string(reply.descriptors) + " descriptors, " +
+                                     std::to_string(reply.slabs) + " of them slabs");
+  if (reply.slabs > 0 && !reply.handles.empty())
+    return fail(Reason::corrupt, "an attachment with descriptors and handles of slabs");
+  const bool on_device = reply.slabs > 0 || !reply.handles.empty();
+  const bool named = digest_from_hex(reply.instance).has_value();
+  if (on_device ? !named : !reply.instance.empty())
+    return fail(Reason::corrupt, "an attachment with the instance '" + reply.instance + "'");
+  return {};
+}
+
 }  // namespace
 
-Status send_message(Connection& connection, const Envelope& envelope, Deadline deadline) {
+Status send_message(Connection& connection, const Envelope& envelope, Deadline deadline,
+                    std::span<const int> fds) {
   const Result<std::vector<std::byte>> bytes = encode(envelope);
   if (!bytes) return fail(bytes.error());
-  return connection.send(*bytes, {}, deadline);
+  return connection.send(*bytes, fds, deadline);
+}
+
+Status send_attachment(Connection& connection, std::uint32_t id, AttachReply reply, std::span<const int> fds,
+                       Deadline deadline) {
+  reply.descriptors = static_cast<std::uint32_t>(fds.size());
+  if (Status sent = send_message(connection, {id, std::move(reply)}, deadline); !sent) return sent;
+  for (std::size_t first = 0; first < fds.size(); first += kMaxMessageFds) {
+    const auto page = fds.subspan(first, std::min(kMaxMessageFds, fds.size() - first));
+    const Descriptors head{static_cast<std::uint32_t>(first), static_cast<std::uint32_t>(page.size())};
+    if (Status sent = send_message(connection, {id, head}, deadline, page); !sent) return sent;
+  }
+  return {};
 }
 
 Result<Client> Client::connect(const std::string& path, Purpose purpose, std::string_view command,
@@ -39,9 +67,9 @@ Result<Client> Client::connect(const std::string& path, Purpose purpose, std::st
   return client;
 }
 
-Result<std::uint32_t> Client::ask(Body body, Deadline deadline) {
+Result<std::uint32_t> Client::ask(Body body, Deadline deadline, std::span<const int> fds) {
   const std::uint32_t id = ++last_id_;
-  if (Status sent = send_message(connection_, Envelope{id, std::move(body)}, deadline); !sent)
+  if (Status sent = send_message(connection_, Envelope{id, std::move(body)}, deadline, fds); !sent)
     return fail(sent.error());
   return id;
 }
@@ -79,18 +107,35 @@ Result<StatusReply> Client::status(Deadline deadline) {
   return whole;
 }
 
-Result<Attachment> Client::attach(Deadline deadline) {
-  const Result<std::uint32_t> id = ask(AttachRequest{}, deadline);
+Result<Attachment> Client::attach(Deadline deadline, const AttachRequest& which) {
+  const Result<std::uint32_t> id = ask(which, deadline);
   if (!id) return fail(id.error());
-  const Result<AttachReply> reply = await<AttachReply>(*id, deadline);
+  Result<AttachReply> reply = await<AttachReply>(*id, deadline);
   if (!reply) return fail(reply.error());
-  if (reply->descriptors == 0) return fail(Reason::corrupt, "an attachment without a manifest");
+  if (Status possible = check(*reply); !possible) return fail(possible.error());
+  Result<std::vector<Fd>> fds = descriptors(*id, reply->descriptors, deadline);
+  if (!fds) return fail(fds.error());
   Attachment attachment;
   attachment.manifest_nbytes = reply->manifest_nbytes;
+  attachment.handles = std::move(reply->handles);
+  attachment.instance = std::move(reply->instance);
+  const auto take = [&](std::size_t first, std::size_t end) {
+    const auto at = [&](std::size_t i) {
+      return std::make_move_iterator(fds->begin() + static_cast<std::ptrdiff_t>(i));
+    };
+    return std::vector<Fd>(at(first), at(end));
+  };
+  const std::size_t first_slab = fds->size() - reply->slabs;
+  attachment.manifest = std::move(fds->front());
+  attachment.images = take(1, first_slab);
+  attachment.slabs = take(first_slab, fds->size());
+  return attachment;
+}
+
+Result<std::vector<Fd>> Client::descriptors(std::uint32_t id, std::size_t count, Deadline deadline) {
   std::vector<Fd> fds;
-  while (fds.size() < reply->descriptors) {
-    Result<Answer> part =
-        answer(*id, std::min<std::size_t>(kMaxMessageFds, reply->descriptors - fds.size()), deadline);
+  while (fds.size() < count) {
+    Result<Answer> part = answer(id, std::min(kMaxMessageFds, count - fds.size()), deadline);
     if (!part) return fail(part.error());
     const auto* head = std::get_if<Descriptors>(&part->body);
     if (head == nullptr) return fail(unexpected(part->body));
@@ -101,9 +146,29 @@ Result<Attachment> Client::attach(Deadline deadline) {
                                        std::to_string(fds.size()) + " was due");
     std::move(part->fds.begin(), part->fds.end(), std::back_inserter(fds));
   }
-  attachment.manifest = std::move(fds.front());
-  attachment.images.assign(std::make_move_iterator(fds.begin() + 1), std::make_move_iterator(fds.end()));
-  return attachment;
+  return fds;
+}
+
+Result<SlabDescriptor> Client::slab(const SlabRequest& which, Deadline deadline) {
+  const Result<std::uint32_t> id = ask(which, deadline);
+  if (!id) return fail(id.error());
+  Result<Answer> got = answer(*id, 1, deadline);
+  if (!got) return fail(got.error());
+  const auto* reply = std::get_if<SlabReply>(&got->body);
+  if (reply == nullptr) return fail(unexpected(got->body));
+  if (got->fds.size() != 1) return fail(Reason::corrupt, "a slab without its descriptor");
+  return SlabDescriptor{std::move(got->fds.front()), reply->nbytes};
+}
+
+Status Client::copy(const CopyRequest& which, int out, Deadline deadline) {
+  const Result<std::uint32_t> id = ask(which, deadline, std::span(&out, 1));
+  if (!id) return fail(id.error());
+  const Result<CopyReply> reply = await<CopyReply>(*id, deadline);
+  if (!reply) return fail(reply.error());
+  if (reply->nbytes != which.nbytes)
+    return fail(Reason::corrupt, std::to_string(reply->nbytes) + " bytes were copied where " +
+                                     std::to_string(which.nbytes) + " were due");
+  return {};
 }
 
 Result<VerifyReply> Client::verify(const std::function<void(const VerifyProgress&)>& progress,

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -16,14 +17,31 @@
 
 namespace wcache {
 
-/// Encodes and sends one message without descriptors.
-Status send_message(Connection& connection, const Envelope& envelope, Deadline deadline);
+/// Encodes and sends one message; `fds` are borrowed.
+Status send_message(Connection& connection, const Envelope& envelope, Deadline deadline,
+                    std::span<const int> fds = {});
 
-/// What a rank handed out. The descriptors are read-only and outlive the connection and the daemon.
+/// Sends the answer to an AttachRequest: `reply`, whose number of descriptors is set here, and then `fds`,
+/// which are borrowed: the manifest, the images in host memory, `reply.slabs` slabs.
+Status send_attachment(Connection& connection, std::uint32_t id, AttachReply reply, std::span<const int> fds,
+                       Deadline deadline);
+
+/// What a rank handed out. The descriptors outlive the connection and the daemon; manifest and images are
+/// read-only.
 struct Attachment {
   Fd manifest;
   std::uint64_t manifest_nbytes = 0;
-  std::vector<Fd> images;  ///< in the order of the manifest's files
+  std::vector<Fd> images;  ///< of the manifest's files that are in host memory, in the order of its rows
+  std::vector<Fd> slabs;   ///< cuda-vmm: a descriptor a slab of the manifest
+  std::vector<DeviceHandle> handles;  ///< cuda-ipc: a handle a slab of the manifest
+  /// 32 hex digits that tell this filling of device memory from any other; empty for an entry in host memory.
+  std::string instance;
+};
+
+/// One slab of an entry whose kind is cuda-vmm.
+struct SlabDescriptor {
+  Fd fd;
+  std::uint64_t nbytes = 0;
 };
 
 /// The asking side of a public socket, after a successful Hello. One request at a time, one thread at a time.
@@ -49,9 +67,17 @@ class Client {
   /// The whole status, pages joined.
   Result<StatusReply> status(Deadline deadline);
 
-  /// Manifest and images; the connection is the lease from now on. not_ready while the rank fills. Checks
-  /// that as many descriptors came as announced, not what they are.
-  Result<Attachment> attach(Deadline deadline);
+  /// What the rank holds; the connection is the lease from now on. not_ready while the rank fills. Checks
+  /// that as many descriptors came as announced, not what they are. `which`: of wcachefs, which has several
+  /// orphaned entries.
+  Result<Attachment> attach(Deadline deadline, const AttachRequest& which = {});
+
+  /// What a line of an ipc_handle attribute names; the connection is the lease from now on.
+  Result<SlabDescriptor> slab(const SlabRequest& which, Deadline deadline);
+
+  /// Has the daemon write the bytes that `which` names to the start of `out`, a descriptor of memory that is
+  /// borrowed. An error of the daemon's leaves the connection usable.
+  Status copy(const CopyRequest& which, int out, Deadline deadline);
 
   /// Has the daemon re-hash its bytes; `progress` is called in between. `silence` is the longest wait for a
   /// sign of life.
@@ -70,8 +96,9 @@ class Client {
     Body body;
     std::vector<Fd> fds;
   };
-  Result<std::uint32_t> ask(Body body, Deadline deadline);
+  Result<std::uint32_t> ask(Body body, Deadline deadline, std::span<const int> fds = {});
   Result<Answer> answer(std::uint32_t id, std::size_t fds, Deadline deadline);
+  Result<std::vector<Fd>> descriptors(std::uint32_t id, std::size_t count, Deadline deadline);
   static Error unexpected(const Body& body);
 
   template <class Reply>

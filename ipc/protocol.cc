@@ -21,15 +21,10 @@ constexpr std::array<std::string_view, std::variant_size_v<Body>> kNames{
     "Hello",       "HelloReply",     "ErrorReply",    "StatusRequest",   "StatusReply",   "AttachRequest",
     "AttachReply", "Descriptors",    "VerifyRequest", "VerifyProgress",  "VerifyReply",   "EvictRequest",
     "EvictReply",  "HoldersRequest", "HoldersReply",  "WithdrawRequest", "WithdrawReply", "RankStatus",
-    "GroupFiles",  "Sealed",         "Publish",       "PairRequest",     "PairReply"};
+    "GroupFiles",  "Sealed",         "Publish",       "PairRequest",     "PairReply",     "SlabRequest",
+    "SlabReply",   "CopyRequest",    "CopyReply"};
 
-constexpr std::size_t kMaxHolders = 128;
-constexpr std::size_t kMaxCommand = 200;
-constexpr std::size_t kMaxText = 4096;
 constexpr std::size_t kMaxDecoded = std::size_t{1} << 20;
-/// What one page of a status may hold by estimate; the rest of kMaxMessageBytes is the frame's.
-constexpr std::size_t kPageBytes = kMaxMessageBytes * 3 / 4;
-
 constexpr flatbuffers::uoffset_t kMaxDepth = 8;
 constexpr flatbuffers::uoffset_t kMaxTables = 4096;
 
@@ -75,12 +70,13 @@ Offset<wire::RankStatus> pack(FlatBufferBuilder& to, const RankStatus& from) {
              state = to.CreateString(std::string(to_string(from.state))), reason = text(to, from.reason),
              message = text(to, from.message), hint = text(to, from.hint),
              device = text(to, from.device_uuid), tier = text(to, from.tier), pages = text(to, from.pages),
-             socket = text(to, from.socket), fill_path = text(to, from.fill_path);
+             socket = text(to, from.socket), fill_path = text(to, from.fill_path),
+             ipc_kind = text(to, from.ipc_kind);
   const auto holders = pack(to, from.holders);
   return wire::CreateRankStatus(to, role, name, fingerprint, layout, source, state, reason, message, hint,
                                 from.nbytes, from.tensors, from.tp_size, from.rank, from.pid, device, tier,
                                 pages, socket, from.filled, from.rate, fill_path, from.survives, holders,
-                                from.since, from.holders_complete, from.node_ranks);
+                                from.since, from.holders_complete, from.node_ranks, ipc_kind, from.context);
 }
 
 Offset<wire::PairRequest> pack(FlatBufferBuilder& to, const PairRequest& from) {
@@ -108,7 +104,26 @@ Offset<wire::StatusReply> pack(FlatBufferBuilder& to, const StatusReply& from) {
 }
 
 Offset<wire::AttachReply> pack(FlatBufferBuilder& to, const AttachReply& from) {
-  return wire::CreateAttachReply(to, from.descriptors, from.manifest_nbytes);
+  std::vector<std::uint8_t> bytes;
+  for (const DeviceHandle& handle : from.handles)
+    for (const std::byte byte : handle) bytes.push_back(std::to_integer<std::uint8_t>(byte));
+  const auto handles = bytes.empty() ? Offset<flatbuffers::Vector<std::uint8_t>>() : to.CreateVector(bytes);
+  const auto instance = text(to, from.instance);
+  return wire::CreateAttachReply(to, from.descriptors, from.manifest_nbytes, from.slabs, handles, instance);
+}
+
+Offset<wire::SlabRequest> pack(FlatBufferBuilder& to, const SlabRequest& from) {
+  const auto role = text(to, from.role), fingerprint = text(to, from.fingerprint);
+  return wire::CreateSlabRequest(to, from.slab, role, fingerprint, from.rank);
+}
+Offset<wire::SlabReply> pack(FlatBufferBuilder& to, const SlabReply& from) {
+  return wire::CreateSlabReply(to, from.nbytes);
+}
+Offset<wire::CopyRequest> pack(FlatBufferBuilder& to, const CopyRequest& from) {
+  return wire::CreateCopyRequest(to, from.file, from.offset, from.nbytes);
+}
+Offset<wire::CopyReply> pack(FlatBufferBuilder& to, const CopyReply& from) {
+  return wire::CreateCopyReply(to, from.nbytes);
 }
 
 Offset<wire::Descriptors> pack(FlatBufferBuilder& to, const Descriptors& from) {
@@ -158,8 +173,9 @@ Offset<wire::PairReply> pack(FlatBufferBuilder& to, const PairReply&) {
 Offset<wire::StatusRequest> pack(FlatBufferBuilder& to, const StatusRequest&) {
   return wire::CreateStatusRequest(to);
 }
-Offset<wire::AttachRequest> pack(FlatBufferBuilder& to, const AttachRequest&) {
-  return wire::CreateAttachRequest(to);
+Offset<wire::AttachRequest> pack(FlatBufferBuilder& to, const AttachRequest& from) {
+  const auto role = text(to, from.role), fingerprint = text(to, from.fingerprint);
+  return wire::CreateAttachRequest(to, role, fingerprint, from.rank);
 }
 Offset<wire::VerifyRequest> pack(FlatBufferBuilder& to, const VerifyRequest&) {
   return wire::CreateVerifyRequest(to);
@@ -251,6 +267,8 @@ class Reader {
     out.since = from.since();
     out.holders_complete = from.holders_complete();
     out.node_ranks = from.node_ranks();
+    out.ipc_kind = text(from.ipc_kind());
+    out.context = from.context();
     return out;
   }
 
@@ -285,8 +303,24 @@ class Reader {
   }
 
   AttachReply unpack(const wire::AttachReply& from) {
-    return AttachReply{from.descriptors(), from.manifest_nbytes()};
+    AttachReply out{from.descriptors(), from.manifest_nbytes(), from.slabs(), {}, text(from.instance())};
+    if (from.handles() == nullptr) return out;
+    const auto bytes = std::as_bytes(std::span(from.handles()->data(), from.handles()->size()));
+    constexpr std::size_t kHandle = sizeof(DeviceHandle);
+    if (bytes.size() % kHandle != 0) damaged("handles are of 64 bytes each");
+    for (std::size_t at = 0; bytes.size() - at >= kHandle; at += kHandle)
+      std::copy_n(bytes.begin() + static_cast<std::ptrdiff_t>(at), kHandle,
+                  out.handles.emplace_back().begin());
+    return out;
   }
+  SlabRequest unpack(const wire::SlabRequest& from) {
+    return SlabRequest{from.slab(), text(from.role()), text(from.fingerprint()), from.rank()};
+  }
+  SlabReply unpack(const wire::SlabReply& from) { return SlabReply{from.nbytes()}; }
+  CopyRequest unpack(const wire::CopyRequest& from) {
+    return CopyRequest{from.file(), from.offset(), from.nbytes()};
+  }
+  CopyReply unpack(const wire::CopyReply& from) { return CopyReply{from.nbytes()}; }
   Descriptors unpack(const wire::Descriptors& from) { return Descriptors{from.first(), from.count()}; }
   VerifyProgress unpack(const wire::VerifyProgress& from) {
     return VerifyProgress{from.done(), from.total()};
@@ -316,7 +350,9 @@ class Reader {
   }
   PairReply unpack(const wire::PairReply&) { return {}; }
   StatusRequest unpack(const wire::StatusRequest&) { return {}; }
-  AttachRequest unpack(const wire::AttachRequest&) { return {}; }
+  AttachRequest unpack(const wire::AttachRequest& from) {
+    return AttachRequest{text(from.role()), text(from.fingerprint()), from.rank()};
+  }
   VerifyRequest unpack(const wire::VerifyRequest&) { return {}; }
   EvictRequest unpack(const wire::EvictRequest& from) {
     return EvictRequest{text(from.role()), text(from.fingerprint())};
@@ -331,8 +367,12 @@ class Reader {
       return true;
     }
     budget_ = 0;
-    if (!failure_) failure_ = Error{Reason::corrupt, "a message repeats itself beyond its own size"};
+    damaged("a message repeats itself beyond its own size");
     return false;
+  }
+
+  void damaged(std::string what) {
+    if (!failure_) failure_ = Error{Reason::corrupt, std::move(what)};
   }
 
   void unknown(std::string_view what, const std::string& word) {
@@ -360,35 +400,6 @@ std::optional<Body> unpack_body(const wire::Envelope& from, Reader& reader) {
     if (from.body_type() != kTypeOf<T>) return unpack_body<I + 1>(from, reader);
     return Body(std::in_place_index<I>, reader.unpack(*static_cast<const TableOf<T>*>(from.body())));
   }
-}
-
-// ---- what fits
-// ------------------------------------------------------------------------------------------------------
-
-/// No less than what the parts take on the wire: offsets, lengths, padding and tables included.
-std::size_t estimate(const std::vector<Holder>& holders) {
-  std::size_t nbytes = 16;
-  for (const Holder& holder : holders) nbytes += 56 + holder.command.size();
-  return nbytes;
-}
-
-std::size_t estimate(const RankStatus& rank) {
-  std::size_t nbytes = 512 + estimate(rank.holders);
-  for (const std::string* part :
-       {&rank.role, &rank.name, &rank.fingerprint, &rank.layout, &rank.source, &rank.reason, &rank.message,
-        &rank.hint, &rank.device_uuid, &rank.tier, &rank.pages, &rank.socket, &rank.fill_path})
-    nbytes += part->size();
-  return nbytes;
-}
-
-void shorten(std::string& text, std::size_t most) {
-  constexpr std::string_view kCut = " ...";
-  if (text.size() > most) text = text.substr(0, most - kCut.size()) + std::string(kCut);
-}
-
-void fit(RankStatus& rank) {
-  if (!fit_holders(rank.holders)) rank.holders_complete = false;
-  for (std::string* part : {&rank.message, &rank.hint}) shorten(*part, kMaxText);
 }
 
 }  // namespace
@@ -438,62 +449,6 @@ Result<Envelope> decode(std::span<const std::byte> bytes) {
                 "a message is of an unknown kind: " + std::to_string(static_cast<int>(from.body_type())));
   if (reader.failure()) return fail(*reader.failure());
   return Envelope{from.id(), std::move(*body)};
-}
-
-bool fit_holders(std::vector<Holder>& holders) {
-  for (Holder& holder : holders) shorten(holder.command, kMaxCommand);
-  if (holders.size() <= kMaxHolders) return true;
-  holders.resize(kMaxHolders);
-  return false;
-}
-
-std::vector<GroupFiles> file_pages_of(const std::vector<Key::File>& files) {
-  std::vector<GroupFiles> pages(1);
-  std::size_t used = 0;
-  for (const Key::File& file : files) {
-    const std::size_t nbytes = 72 + file.name.size();
-    if (used > 0 && used + nbytes > kPageBytes) {
-      pages.back().more = true;
-      pages.emplace_back();
-      used = 0;
-    }
-    used += nbytes;
-    pages.back().files.push_back(file);
-  }
-  return pages;
-}
-
-std::vector<StatusReply> pages_of(StatusReply status) {
-  std::vector<StatusReply> pages(1);
-  std::size_t used = 0;
-  const auto make_room = [&](std::size_t nbytes) {
-    if (used > 0 && used + nbytes > kPageBytes) {
-      pages.back().more = true;
-      pages.emplace_back();
-      used = 0;
-    }
-    used += nbytes;
-  };
-  std::vector<std::string> entries = std::move(status.mount.entries);
-  std::vector<PairRequest> pairs = std::move(status.mount.pairs);
-  pages.front().mount = std::move(status.mount);
-  shorten(pages.front().mount.reason, kMaxText);
-  used = 256 + pages.front().mount.path.size() + pages.front().mount.reason.size();
-  for (std::string& entry : entries) {
-    make_room(entry.size() + 16);
-    pages.back().mount.entries.push_back(std::move(entry));
-  }
-  for (PairRequest& pair : pairs) {
-    make_room(pair.target.size() + pair.draft.size() + 48);
-    pages.back().mount.pairs.push_back(std::move(pair));
-  }
-  for (RankStatus& rank : status.ranks) {
-    fit(rank);
-    make_room(estimate(rank));
-    pages.back().ranks.push_back(std::move(rank));
-  }
-  for (StatusReply& page : pages) page.pid = status.pid;
-  return pages;
 }
 
 Result<std::uint16_t> negotiate(const Hello& hello) {

@@ -8,6 +8,7 @@
 #include <variant>
 #include <vector>
 
+#include "core/device_handle.h"
 #include "core/key.h"
 #include "core/result.h"
 
@@ -78,6 +79,8 @@ struct RankStatus {
   double since = 0;  ///< when this state began, Unix time
   bool holders_complete = false;
   std::uint32_t node_ranks = 0;  ///< ranks of its group on this node
+  std::string ipc_kind = {};     ///< file, cuda-ipc, cuda-vmm
+  bool context = false;          ///< the daemon has a context on its device now
   bool operator==(const RankStatus&) const = default;
 };
 
@@ -112,18 +115,53 @@ struct StatusReply {
   bool operator==(const StatusReply&) const = default;
 };
 
+/// An orphaned entry's part; to a daemon, which has one alone, all empty.
 struct AttachRequest {
+  std::string role;
+  std::string fingerprint;
+  std::uint32_t rank = 0;
   bool operator==(const AttachRequest&) const = default;
 };
 struct AttachReply {
   std::uint32_t descriptors = 0;  ///< how many will come, all told
   std::uint64_t manifest_nbytes = 0;
+  std::uint32_t slabs = 0;                 ///< how many of the descriptors, at the end, are slabs
+  std::vector<DeviceHandle> handles = {};  ///< one a slab (cuda-ipc)
+  std::string instance = {};               ///< DeviceEntry::instance; empty in host memory
   bool operator==(const AttachReply&) const = default;
 };
 struct Descriptors {
   std::uint32_t first = 0;
   std::uint32_t count = 0;  ///< of the descriptors with this datagram
   bool operator==(const Descriptors&) const = default;
+};
+
+/// The most bytes that a CopyRequest may ask for.
+inline constexpr std::uint32_t kMaxCopyNbytes = 4U << 20;
+
+/// One slab's descriptor, which comes with the reply; role, fingerprint and rank as in AttachRequest.
+struct SlabRequest {
+  std::uint32_t slab = 0;
+  std::string role = {};
+  std::string fingerprint = {};
+  std::uint32_t rank = 0;
+  bool operator==(const SlabRequest&) const = default;
+};
+struct SlabReply {
+  std::uint64_t nbytes = 0;
+  bool operator==(const SlabReply&) const = default;
+};
+
+/// Bytes of a file on a device, to be written to the start of the descriptor that comes with the request.
+struct CopyRequest {
+  std::uint32_t file = 0;  ///< row of the manifest
+  std::uint64_t offset = 0;
+  std::uint32_t nbytes = 0;  ///< at most kMaxCopyNbytes
+  bool operator==(const CopyRequest&) const = default;
+};
+struct CopyReply {
+  std::uint32_t nbytes = 0;  ///< as asked for
+  bool operator==(const CopyReply&) const = default;
 };
 
 struct VerifyRequest {
@@ -182,10 +220,11 @@ struct Publish {
   bool operator==(const Publish&) const = default;
 };
 
-using Body = std::variant<Hello, HelloReply, ErrorReply, StatusRequest, StatusReply, AttachRequest,
-                          AttachReply, Descriptors, VerifyRequest, VerifyProgress, VerifyReply, EvictRequest,
-                          EvictReply, HoldersRequest, HoldersReply, WithdrawRequest, WithdrawReply,
-                          RankStatus, GroupFiles, Sealed, Publish, PairRequest, PairReply>;
+using Body =
+    std::variant<Hello, HelloReply, ErrorReply, StatusRequest, StatusReply, AttachRequest, AttachReply,
+                 Descriptors, VerifyRequest, VerifyProgress, VerifyReply, EvictRequest, EvictReply,
+                 HoldersRequest, HoldersReply, WithdrawRequest, WithdrawReply, RankStatus, GroupFiles, Sealed,
+                 Publish, PairRequest, PairReply, SlabRequest, SlabReply, CopyRequest, CopyReply>;
 
 struct Envelope {
   std::uint32_t id = 0;  ///< a reply carries its request's id

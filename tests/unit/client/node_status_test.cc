@@ -309,6 +309,23 @@ TEST(StatusJson, SpellsTheContract) {
               "fill_path":"io_uring-direct","survives":false})"));
 }
 
+TEST(StatusJson, ARankOnADeviceTellsItsKindAndContext) {
+  RankStatus rank = rank_of(State::ready, 11);
+  rank.tier = "cuda";
+  rank.ipc_kind = "cuda-vmm";
+  const auto of = [](const RankStatus& one) {
+    return nlohmann::json::parse(
+        to_json(merge_status("/r", {answer(Kind::rank, {one})})))["groups"][0]["ranks"][0];
+  };
+  EXPECT_EQ(of(rank)["ipc_kind"], "cuda-vmm");
+  EXPECT_EQ(of(rank)["cuda_context"], false);
+  rank.context = true;
+  EXPECT_EQ(of(rank)["cuda_context"], true);
+  rank.tier = "host";
+  EXPECT_FALSE(of(rank).contains("cuda_context"));
+  EXPECT_FALSE(of(rank).contains("ipc_kind"));
+}
+
 TEST(StatusJson, WhatIsNotKnownIsAbsent) {
   RankStatus rank;
   rank.role = "target";

@@ -178,12 +178,9 @@ TEST_F(ClientTest, AttachTakesManifestAndImagesOverSeveralMessages) {
     greet(connection);
     const auto id = next_request(connection);
     const std::vector<Fd> files = numbered_files(kCount);
-    reply(connection, id, AttachReply{kCount, 9});
-    for (std::size_t first = 0; first < kCount; first += kMaxMessageFds) {
-      const std::size_t count = std::min(kMaxMessageFds, kCount - first);
-      reply(connection, id, Descriptors{static_cast<std::uint32_t>(first), static_cast<std::uint32_t>(count)},
-            numbers_of(files, first, count));
-    }
+    AttachReply head{0, 9};
+    ASSERT_TRUE(send_attachment(connection, static_cast<std::uint32_t>(id), head,
+                                numbers_of(files, 0, kCount), deadline_in(5s)));
   });
   auto client = connect();
   const auto attachment = client->attach(deadline_in(5s));
@@ -195,6 +192,127 @@ TEST_F(ClientTest, AttachTakesManifestAndImagesOverSeveralMessages) {
     ASSERT_EQ(fstat(attachment->images[i].get(), &st), 0);
     EXPECT_EQ(st.st_size, static_cast<off_t>(i + 1));
   }
+}
+
+TEST_F(ClientTest, SlabsAreTheLastDescriptors) {
+  const std::string instance(32, 'd');
+  serve([instance](Connection& connection) {
+    greet(connection);
+    const auto id = next_request(connection);
+    const std::vector<Fd> files = numbered_files(7);
+    ASSERT_TRUE(send_attachment(connection, static_cast<std::uint32_t>(id),
+                                AttachReply{0, 9, 4, {}, instance}, numbers_of(files, 0, 7),
+                                deadline_in(5s)));
+  });
+  auto client = connect();
+  const auto attachment = client->attach(deadline_in(5s));
+  ASSERT_TRUE(attachment) << attachment.error().message;
+  EXPECT_EQ(attachment->images.size(), 2u);
+  ASSERT_EQ(attachment->slabs.size(), 4u);
+  EXPECT_EQ(attachment->instance, instance);
+  struct stat st {};
+  ASSERT_EQ(fstat(attachment->slabs[0].get(), &st), 0);
+  EXPECT_EQ(st.st_size, 3);
+}
+
+TEST_F(ClientTest, HandlesComeAsBytes) {
+  DeviceHandle handle{};
+  handle[63] = std::byte{7};
+  serve([handle](Connection& connection) {
+    greet(connection);
+    const auto id = next_request(connection);
+    const std::vector<Fd> files = numbered_files(2);
+    ASSERT_TRUE(send_attachment(connection, static_cast<std::uint32_t>(id),
+                                AttachReply{0, 9, 0, {{}, handle}, std::string(32, 'd')},
+                                numbers_of(files, 0, 2), deadline_in(5s)));
+  });
+  auto client = connect();
+  const auto attachment = client->attach(deadline_in(5s));
+  ASSERT_TRUE(attachment) << attachment.error().message;
+  EXPECT_EQ(attachment->handles, (std::vector<DeviceHandle>{{}, handle}));
+  EXPECT_TRUE(attachment->slabs.empty());
+}
+
+TEST_F(ClientTest, AnAttachmentThatCannotBeTrueIsCorrupt) {
+  const std::string instance(32, 'd');
+  for (const AttachReply& lie :
+       {AttachReply{0, 9}, AttachReply{3, 9, 3, {}, instance}, AttachReply{3, 9, 4, {}, instance},
+        AttachReply{3, 9, 1, {DeviceHandle{}}, instance}, AttachReply{3, 9, 1, {}, ""},
+        AttachReply{3, 9, 1, {}, "no hex"}, AttachReply{3, 9, 0, {}, instance},
+        AttachReply{3, 9, 0, {DeviceHandle{}}, ""}}) {
+    serve([lie](Connection& connection) {
+      greet(connection);
+      reply(connection, next_request(connection), lie);
+    });
+    EXPECT_EQ(connect()->attach(deadline_in(5s)).error().reason, Reason::corrupt);
+    thread_.join();
+    listener_.reset();
+  }
+}
+
+TEST_F(ClientTest, AskingForAnOrphanNamesIt) {
+  const AttachRequest which{"target", std::string(32, 'a'), 2};
+  serve([which](Connection& connection) {
+    greet(connection);
+    const auto request = decode((*connection.receive({}, deadline_in(5s)))->bytes);
+    EXPECT_EQ(request->body, Body(which));
+    reply(connection, request->id, ErrorReply{Error{Reason::not_found, "no such orphan"}});
+  });
+  auto client = connect();
+  EXPECT_EQ(client->attach(deadline_in(5s), which).error().reason, Reason::not_found);
+}
+
+TEST_F(ClientTest, ASlabComesWithItsDescriptor) {
+  serve([](Connection& connection) {
+    greet(connection);
+    const auto request = decode((*connection.receive({}, deadline_in(5s)))->bytes);
+    EXPECT_EQ(request->body, Body(SlabRequest{5}));
+    const std::vector<Fd> files = numbered_files(4);
+    reply(connection, request->id, SlabReply{4096}, {files[3].get()});
+    reply(connection, next_request(connection), SlabReply{4096});
+  });
+  auto client = connect();
+  const auto slab = client->slab(SlabRequest{5}, deadline_in(5s));
+  ASSERT_TRUE(slab) << slab.error().message;
+  EXPECT_EQ(slab->nbytes, 4096u);
+  struct stat st {};
+  ASSERT_EQ(fstat(slab->fd.get(), &st), 0);
+  EXPECT_EQ(st.st_size, 3);
+  EXPECT_EQ(client->slab(SlabRequest{5}, deadline_in(5s)).error().reason, Reason::corrupt);
+}
+
+TEST_F(ClientTest, ACopyIsWrittenIntoTheDescriptorThatWentWithIt) {
+  serve([](Connection& connection) {
+    greet(connection);
+    const auto message = connection.receive({kMaxMessageBytes, 1}, deadline_in(5s));
+    const auto request = decode((*message)->bytes);
+    EXPECT_EQ(request->body, Body(CopyRequest{2, 10, 4}));
+    ASSERT_EQ((*message)->fds.size(), 1u);
+    EXPECT_EQ(pwrite((*message)->fds[0].get(), "abcd", 4, 0), 4);
+    reply(connection, request->id, CopyReply{4});
+  });
+  auto client = connect();
+  const std::vector<Fd> memory = numbered_files(1);
+  ASSERT_TRUE(client->copy({2, 10, 4}, memory[0].get(), deadline_in(5s)));
+  char bytes[4];
+  ASSERT_EQ(pread(memory[0].get(), bytes, 4, 0), 4);
+  EXPECT_EQ(std::string_view(bytes, 4), "abcd");
+}
+
+TEST_F(ClientTest, ACopyThatFailsLeavesTheConnectionAndAShortOneIsCorrupt) {
+  serve([](Connection& connection) {
+    greet(connection);
+    for (const Body& body :
+         {Body(ErrorReply{Error{Reason::io, "broken"}}), Body(CopyReply{4}), Body(CopyReply{3})}) {
+      const auto message = connection.receive({kMaxMessageBytes, 1}, deadline_in(5s));
+      reply(connection, decode((*message)->bytes)->id, body);
+    }
+  });
+  auto client = connect();
+  const std::vector<Fd> memory = numbered_files(1);
+  EXPECT_EQ(client->copy({2, 10, 4}, memory[0].get(), deadline_in(5s)).error().message, "broken");
+  EXPECT_TRUE(client->copy({2, 10, 4}, memory[0].get(), deadline_in(5s)));
+  EXPECT_EQ(client->copy({2, 10, 4}, memory[0].get(), deadline_in(5s)).error().reason, Reason::corrupt);
 }
 
 TEST_F(ClientTest, FewerOrMisplacedDescriptorsAreCorrupt) {

@@ -40,7 +40,15 @@ RankStatus full_rank() {
   rank.since = 1.7e9;
   rank.holders_complete = true;
   rank.node_ranks = 4;
+  rank.ipc_kind = "cuda-vmm";
+  rank.context = true;
   return rank;
+}
+
+DeviceHandle numbered_handle(int first) {
+  DeviceHandle handle;
+  for (std::byte& byte : handle) byte = static_cast<std::byte>(first++);
+  return handle;
 }
 
 std::vector<Envelope> one_of_each() {
@@ -57,8 +65,8 @@ std::vector<Envelope> one_of_each() {
                       {full_rank(), RankStatus{}},
                       {"/mnt", 3, true, "why", {"target/a", "draft0/b"}, {{"a", "b"}}},
                       true}},
-      {6, AttachRequest{}},
-      {7, AttachReply{500, 4096}},
+      {6, AttachRequest{"target", std::string(32, 'a'), 3}},
+      {7, AttachReply{500, 4096, 8, {numbered_handle(1), numbered_handle(2)}, std::string(32, 'c')}},
       {8, Descriptors{250, 250}},
       {9, VerifyRequest{}},
       {10, VerifyProgress{1, 2}},
@@ -75,6 +83,10 @@ std::vector<Envelope> one_of_each() {
       {20, Publish{}},
       {21, PairRequest{std::string(32, 'a'), std::string(32, 'b')}},
       {22, PairReply{}},
+      {23, SlabRequest{7, "draft0", std::string(32, 'b'), 2}},
+      {24, SlabReply{1ULL << 40}},
+      {25, CopyRequest{3, 1ULL << 40, kMaxCopyNbytes}},
+      {26, CopyReply{kMaxCopyNbytes}},
   };
 }
 
@@ -95,6 +107,8 @@ TEST(Protocol, EmptyMessagesComeBackToo) {
   EXPECT_EQ(decode(*encode({9, StatusReply{}})).value(), (Envelope{9, StatusReply{}}));
   EXPECT_EQ(decode(*encode({9, RankStatus{}})).value(), (Envelope{9, RankStatus{}}));
   EXPECT_EQ(decode(*encode({9, EvictRequest{}})).value(), (Envelope{9, EvictRequest{}}));
+  EXPECT_EQ(decode(*encode({9, AttachRequest{}})).value(), (Envelope{9, AttachRequest{}}));
+  EXPECT_EQ(decode(*encode({9, AttachReply{}})).value(), (Envelope{9, AttachReply{}}));
 }
 
 TEST(Protocol, AnyTruncationOrTrailingByteIsRefused) {
@@ -159,6 +173,21 @@ TEST(Protocol, AMessageThatRepeatsItselfIsRefused) {
   const auto result = decode({begin, builder.GetSize()});
   ASSERT_FALSE(result);
   EXPECT_EQ(result.error().message, "a message repeats itself beyond its own size");
+}
+
+TEST(Protocol, HalfAHandleIsRefused) {
+  flatbuffers::FlatBufferBuilder builder;
+  const auto handles = builder.CreateVector(std::vector<std::uint8_t>(96, 1));
+  // By field number: AttachReply.handles is 3, and AttachReply the seventh of the union.
+  auto start = builder.StartTable();
+  builder.AddOffset(4 + 2 * 3, handles);
+  const flatbuffers::Offset<void> reply(builder.EndTable(start));
+  start = builder.StartTable();
+  builder.AddOffset(8, reply);
+  builder.AddElement<std::uint8_t>(6, 7, 0);
+  builder.FinishSizePrefixed(flatbuffers::Offset<void>(builder.EndTable(start)), "WCP1");
+  const auto* begin = reinterpret_cast<const std::byte*>(builder.GetBufferPointer());
+  EXPECT_EQ(decode({begin, builder.GetSize()}).error().message, "handles are of 64 bytes each");
 }
 
 TEST(Protocol, WhatANewerPeerMaySendIsAVersionError) {
