@@ -1,15 +1,15 @@
 #include "daemon/fill/fill.h"
 
 #include <algorithm>
-#include <cstring>
 #include <exception>
 #include <memory>
 #include <thread>
 #include <utility>
 
-#include "daemon/fill/block_hasher.h"
+#include "daemon/fill/host_sink.h"
 #include "daemon/fill/rate_meter.h"
 #include "daemon/fill/read_plan.h"
+#include "daemon/fill/sink.h"
 #include "daemon/fill/sources.h"
 #include "daemon/fill/worker.h"
 
@@ -23,18 +23,6 @@ constexpr std::chrono::milliseconds kRateWindow{2'000};
 constexpr unsigned kMostWorkers = 8;
 constexpr unsigned kBlockingWorkers = 16;
 
-void place_heads(const EntryPlan& plan, std::span<const std::span<std::byte>> images, FillWork& work) {
-  for (std::size_t i = 0; i < plan.images.size(); ++i) {
-    const std::string& head = plan.images[i].head;
-    for (std::uint64_t at = 0; at < head.size(); at += kChunk) {
-      const std::uint64_t nbytes = std::min<std::uint64_t>(kChunk, head.size() - at);
-      std::memcpy(images[i].data() + at, head.data() + at, nbytes);
-      work.hasher.arrived(i, at, nbytes);
-      work.filled += nbytes;
-    }
-  }
-}
-
 unsigned worker_count(const FillOptions& options, bool blocking, std::size_t reads) {
   unsigned count = options.workers;
   if (count == 0)
@@ -45,7 +33,7 @@ unsigned worker_count(const FillOptions& options, bool blocking, std::size_t rea
 }
 
 /// One worker at least; as many more as the machine grants queues.
-Result<std::vector<FillWorker>> make_workers(FillWork& work, Disk& disk) {
+Result<std::vector<FillWorker>> make_workers(FillWork& work, FillSink& sink, Disk& disk) {
   const unsigned count = worker_count(work.options, disk.blocking(), work.plan.reads.size());
   const unsigned depth = disk.blocking() || count == 0 ? 1 : std::max(1u, work.options.depth / count);
   std::vector<FillWorker> workers;
@@ -53,7 +41,9 @@ Result<std::vector<FillWorker>> make_workers(FillWork& work, Disk& disk) {
     auto queue = disk.queue(depth);
     if (!queue && workers.empty()) return fail(queue.error());
     if (!queue) break;
-    workers.emplace_back(work, std::move(*queue), depth);
+    auto lane = sink.make_lane(work.plan, depth);
+    if (!lane) return fail(lane.error());
+    workers.emplace_back(work, std::move(*lane), std::move(*queue), depth);
   }
   return workers;
 }
@@ -78,8 +68,9 @@ void watch(FillWork& work, std::uint64_t total, const ProgressCallback& progress
   tell();
 }
 
-Status run_workers(FillWork& work, Disk& disk, std::uint64_t total, const ProgressCallback& progress) {
-  auto workers = make_workers(work, disk);
+Status run_workers(FillWork& work, FillSink& sink, Disk& disk, std::uint64_t total,
+                   const ProgressCallback& progress) {
+  auto workers = make_workers(work, sink, disk);
   if (!workers) return fail(workers.error());
   std::vector<std::jthread> threads;
   work.running = workers->size();
@@ -119,31 +110,26 @@ void tell_path(FillReport& report, const Sources& sources, bool blocking, const 
     report.path = FillPath::io_uring_buffered;
 }
 
-Result<FillReport> fill_checked(const EntryPlan& plan, std::span<const std::span<std::byte>> images,
-                                Disk& disk, const FillOptions& options, const ProgressCallback& progress,
-                                std::stop_token stop) {
+Result<FillReport> fill_checked(FillSink& sink, Disk& disk, const FillOptions& options,
+                                const ProgressCallback& progress, std::stop_token stop) {
   const auto began = Clock::now();
-  auto hasher = BlockHasher::create(plan, images);
-  if (!hasher) return fail(hasher.error());
+  const EntryPlan& plan = sink.plan();
   auto sources = Sources::open(plan, disk);
   if (!sources) return fail(sources.error());
-  auto reads = plan_reads(plan, (*sources)->alignments());
+  auto reads = sink.plan_reads((*sources)->alignments());
   if (!reads) return fail(reads.error());
 
-  FillWork work{.plan = *reads,
-                .images = images,
-                .sources = **sources,
-                .hasher = *hasher,
-                .options = options,
-                .stop = std::move(stop)};
-  place_heads(plan, images, work);
-  const auto done = run_workers(work, disk, plan.nbytes(), progress);
+  FillWork work{.plan = *reads, .sources = **sources, .options = options, .stop = std::move(stop)};
+  const auto heads = sink.place_heads();
+  if (!heads) return fail(heads.error());
+  work.filled = *heads;
+  const auto done = run_workers(work, sink, disk, plan.nbytes(), progress);
   (*sources)->drop_caches();
   if (!done) return fail(done.error());
   if (auto s = (*sources)->check_unchanged(); !s) return fail(s.error());
 
   FillReport report;
-  report.digests = hasher->finish();
+  report.digests = sink.digests();
   if (auto s = check_remembered(plan, options.remembered, report.digests); !s) return fail(s.error());
   tell_path(report, **sources, disk.blocking(), options.note);
   report.nbytes = plan.nbytes();
@@ -166,13 +152,20 @@ std::string_view to_string(FillPath path) {
   return "threads";
 }
 
-Result<FillReport> fill(const EntryPlan& plan, std::span<const std::span<std::byte>> images, Disk& disk,
-                        const FillOptions& options, const ProgressCallback& progress, std::stop_token stop) {
+Result<FillReport> fill(FillSink& sink, Disk& disk, const FillOptions& options,
+                        const ProgressCallback& progress, std::stop_token stop) {
   try {
-    return fill_checked(plan, images, disk, options, progress, std::move(stop));
+    return fill_checked(sink, disk, options, progress, std::move(stop));
   } catch (const std::exception& e) {
     return fail(Reason::internal, std::string("filling: ") + e.what());
   }
+}
+
+Result<FillReport> fill(const EntryPlan& plan, std::span<const std::span<std::byte>> images, Disk& disk,
+                        const FillOptions& options, const ProgressCallback& progress, std::stop_token stop) {
+  auto sink = HostSink::create(plan, images);
+  if (!sink) return fail(sink.error());
+  return fill(**sink, disk, options, progress, std::move(stop));
 }
 
 }  // namespace wcache

@@ -15,6 +15,7 @@
 #include "core/manifest.h"
 #include "core/result.h"
 #include "daemon/fill/disk.h"
+#include "daemon/fill/sink.h"
 
 namespace wcache {
 
@@ -55,14 +56,18 @@ struct FillReport {
 /// Called on the thread that called fill(): at the start, then once an interval, then at the end.
 using ProgressCallback = std::function<void(const FillProgress&)>;
 
-/// Reads every image of `plan` into `images` (Arena::images(): page-aligned, whole pages, zero where nothing
-/// is written) and hashes it on the way. Each source is checked to be what the plan saw, before and after. On
-/// return no read is in flight, no ring is open and nothing is registered with the kernel.
+/// Reads every image of the sink's plan into its memory and hashes it on the way. Each source is checked to be
+/// what the plan saw, before and after. On return no read is in flight, no ring is open, and neither kernel nor
+/// driver holds anything for the fill.
 ///
 /// Errors name file, offset and cause. stale: a source changed, or is not what was remembered; io, denied,
-/// not_found: it could not be read; timeout: stopped through `stop`, or nothing arrived for stall_timeout.
-/// What the images hold is then undefined. After a stall reads may never end: the memory must then be given
-/// up, not used for anything else.
+/// not_found: it could not be read; timeout: stopped through `stop`, or nothing arrived for stall_timeout; or
+/// what the sink says. What the images hold is then undefined. After a stall reads may never end: the memory
+/// must then be given up, not used for anything else.
+Result<FillReport> fill(FillSink& sink, Disk& disk, const FillOptions& options = {},
+                        const ProgressCallback& progress = {}, std::stop_token stop = {});
+
+/// Into host memory: `images` are Arena::images(), page-aligned, whole pages, zero where nothing is written.
 Result<FillReport> fill(const EntryPlan& plan, std::span<const std::span<std::byte>> images, Disk& disk,
                         const FillOptions& options = {}, const ProgressCallback& progress = {},
                         std::stop_token stop = {});

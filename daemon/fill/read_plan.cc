@@ -55,6 +55,17 @@ class Planner {
   ReadPlan run() {
     for (std::uint32_t i = 0; i < plan_.images.size(); ++i)
       for (const Piece& piece : plan_.images[i].pieces) add_piece(i, piece);
+    return finish();
+  }
+
+  Result<ReadPlan> run_staged() {
+    for (std::uint32_t i = 0; i < plan_.images.size(); ++i)
+      if (auto s = add_blocks(i); !s) return fail(s.error());
+    return finish();
+  }
+
+ private:
+  ReadPlan finish() {
     add_loose();
     std::sort(out_.reads.begin(), out_.reads.end(), [](const PlannedRead& a, const PlannedRead& b) {
       return a.source != b.source ? a.source < b.source : a.offset < b.offset;
@@ -62,7 +73,6 @@ class Planner {
     return std::move(out_);
   }
 
- private:
   void add_piece(std::uint32_t image, const Piece& piece) {
     const Run whole{piece.source, piece.source_offset, image, piece.image_offset, piece.nbytes};
     const std::uint64_t end = piece.image_offset + piece.nbytes;
@@ -71,6 +81,35 @@ class Planner {
       add_run(whole.part(at, next));
       at = next;
     }
+  }
+
+  /// Cuts the pieces of an image at ends of hash blocks.
+  Status add_blocks(std::uint32_t index) {
+    const ImagePlan& image = plan_.images[index];
+    const auto wrong = [&](std::uint64_t at) {
+      return fail(Reason::internal,
+                  "a segment of " + image.name + " does not end with its piece, at byte " + std::to_string(at));
+    };
+    auto segment = std::ranges::lower_bound(image.segments, image.head.size(), {}, &Segment::offset);
+    for (const Piece& piece : image.pieces) {
+      if (piece.nbytes == 0) continue;
+      if (segment == image.segments.end() || segment->offset != piece.image_offset)
+        return wrong(piece.image_offset);
+      const Run whole{piece.source, piece.source_offset, index, piece.image_offset, piece.nbytes};
+      const std::uint64_t end = piece.image_offset + piece.nbytes;
+      std::uint64_t begin = piece.image_offset;
+      for (; segment != image.segments.end() && segment->offset < end; ++segment) {
+        if (segment->nbytes > end - segment->offset) return wrong(end);
+        for (std::uint64_t done = 0; done < segment->nbytes; done += kHashBlock) {
+          const std::uint64_t block = segment->offset + done;
+          if (block + std::min(kHashBlock, segment->nbytes - done) - begin <= kChunk) continue;
+          loose_.push_back(whole.part(begin, block));
+          begin = block;
+        }
+      }
+      loose_.push_back(whole.part(begin, end));
+    }
+    return {};
   }
 
   void add_run(const Run& run) {
@@ -152,6 +191,11 @@ std::uint64_t ReadPlan::read_nbytes() const {
 Result<ReadPlan> plan_reads(const EntryPlan& plan, std::span<const std::uint64_t> alignments) {
   if (auto s = check(plan); !s) return fail(s.error());
   return Planner(plan, alignments).run();
+}
+
+Result<ReadPlan> plan_staged_reads(const EntryPlan& plan, std::span<const std::uint64_t> alignments) {
+  if (auto s = check(plan); !s) return fail(s.error());
+  return Planner(plan, alignments).run_staged();
 }
 
 }  // namespace wcache

@@ -9,8 +9,8 @@
 
 namespace wcache {
 
-/// Images are filled in chunks that begin at multiples of this: no read and no landing crosses such a
-/// boundary.
+/// Images in host memory are filled in chunks that begin at multiples of this: no read and no landing crosses
+/// such a boundary. The most bytes of a landing, and (but for its edges) of a read, anywhere.
 inline constexpr std::uint64_t kChunk = std::uint64_t{2} << 20;
 
 /// A source that wants its reads aligned to more is read through the page cache.
@@ -54,5 +54,10 @@ struct ReadPlan {
 /// powers of two). Reason::internal for a plan whose pieces and head do not cover its images exactly or that
 /// reaches beyond a source.
 Result<ReadPlan> plan_reads(const EntryPlan& plan, std::span<const std::uint64_t> alignments);
+
+/// The same for memory that no read can go into: every read goes into a buffer of kBounceNbytes, and every
+/// landing is made of whole hash blocks, so that what has come can be hashed from there. Reason::internal as
+/// well for a plan in which a segment lies across the boundary of a piece.
+Result<ReadPlan> plan_staged_reads(const EntryPlan& plan, std::span<const std::uint64_t> alignments);
 
 }  // namespace wcache

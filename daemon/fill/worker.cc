@@ -3,10 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstring>
 #include <exception>
-#include <new>
-
+#include <span>
 #include <thread>
 #include <utility>
 
@@ -15,8 +13,9 @@ namespace {
 
 /// How soon a stop is noticed.
 constexpr std::chrono::milliseconds kReapWait{50};
+/// How soon memory that becomes free is used while reads are in flight.
+constexpr std::chrono::milliseconds kSettleWait{2};
 constexpr std::chrono::milliseconds kRetryPause{1};
-constexpr std::size_t kMostBuffers = 8;
 constexpr unsigned kMostShortReads = 100;
 
 }  // namespace
@@ -27,8 +26,9 @@ void FillWork::fail_with(Error first) {
   failed = true;
 }
 
-FillWorker::FillWorker(FillWork& work, std::unique_ptr<ReadQueue> queue, unsigned depth)
-    : work_(work), queue_(std::move(queue)), slots_(depth) {}
+FillWorker::FillWorker(FillWork& work, std::unique_ptr<FillLane> lane, std::unique_ptr<ReadQueue> queue,
+                       unsigned depth)
+    : work_(work), lane_(std::move(lane)), queue_(std::move(queue)), slots_(depth) {}
 
 void FillWorker::run() {
   try {
@@ -45,57 +45,65 @@ void FillWorker::run() {
 
 Status FillWorker::work_off() {
   last_arrival_ = Clock::now();
-  for (Slot& slot : slots_)
-    if (auto s = start_next(slot); !s) return fail(s.error());
-  std::array<ReadCompletion, 16> completions;
-  while (in_flight_ > 0 && !work_.ending()) {
-    const auto count = queue_->reap(completions, kReapWait);
-    if (!count) return fail(count.error());
-    in_flight_ -= *count;
-    for (const ReadCompletion& completion : std::span(completions).first(*count))
-      if (auto s = handle(slots_[completion.tag], completion.result); !s) return s;
-    for (Slot& slot : slots_)
-      if (slot.read == nullptr)
-        if (auto more = start_next(slot); !more || !*more) {
-          if (!more) return fail(more.error());
-          break;
-        }
+  if (auto s = start_free(); !s) return s;
+  // With every buffer of the lane pending nothing is in flight, and the work goes on all the same.
+  while ((in_flight_ > 0 || lane_->pending()) && !work_.ending()) {
+    if (auto s = in_flight_ > 0 ? reap() : settle(kReapWait); !s) return s;
+    if (lane_->pending())
+      if (auto s = settle(std::chrono::milliseconds(0)); !s) return s;
+    if (auto s = start_free(); !s) return s;
     if (auto s = check_stall(); !s) return s;
+  }
+  return work_.ending() ? Status{} : lane_->finish();
+}
+
+Status FillWorker::start_free() {
+  for (Slot& slot : slots_) {
+    if (slot.read != nullptr) continue;
+    const auto more = start_next(slot);
+    if (!more) return fail(more.error());
+    if (!*more) break;
   }
   return {};
 }
 
-/// False when there is nothing to start, or no buffer to start it with.
+Status FillWorker::reap() {
+  std::array<ReadCompletion, 16> completions;
+  const auto count = queue_->reap(completions, held_back_ && lane_->pending() ? kSettleWait : kReapWait);
+  if (!count) return fail(count.error());
+  in_flight_ -= *count;
+  for (const ReadCompletion& completion : std::span(completions).first(*count))
+    if (auto s = handle(slots_[completion.tag], completion.result); !s) return s;
+  return {};
+}
+
+Status FillWorker::settle(std::chrono::milliseconds wait) {
+  const auto placed = lane_->settle(wait);
+  if (!placed) return fail(placed.error());
+  if (*placed > 0) last_arrival_ = Clock::now();
+  work_.filled += *placed;
+  return {};
+}
+
+/// False when there is nothing to start, or no memory to start it with.
 Result<bool> FillWorker::start_next(Slot& slot) {
   if (work_.ending()) return false;
   const std::size_t index = held_back_ ? *held_back_ : work_.next_read.fetch_add(1);
   if (index >= work_.plan.reads.size()) return false;
   const PlannedRead& read = work_.plan.reads[index];
-  if (!read.direct && !take_buffer(slot)) {
+  const auto into = lane_->take(read);
+  if (!into) return fail(into.error());
+  if (*into == nullptr) {
     held_back_ = index;
     return false;
   }
   held_back_.reset();
   slot.read = &read;
-  const Landing& landing = work_.plan.landings[read.first_landing];
-  slot.into = read.direct ? work_.images[landing.image].data() + landing.image_offset : slot.bounce.get();
+  slot.into = *into;
   slot.begin = slot.have = 0;
   slot.retries = 0;
   if (in_flight_ == 0) last_arrival_ = Clock::now();
   if (auto s = submit(slot); !s) return fail(s.error());
-  return true;
-}
-
-bool FillWorker::take_buffer(Slot& slot) {
-  if (!spare_.empty()) {
-    slot.bounce = std::move(spare_.back());
-    spare_.pop_back();
-    return true;
-  }
-  if (buffers_ == std::min(kMostBuffers, slots_.size())) return false;
-  slot.bounce.reset(static_cast<std::byte*>(std::aligned_alloc(kMaxAlignment, kBounceNbytes)));
-  if (!slot.bounce) throw std::bad_alloc();
-  ++buffers_;
   return true;
 }
 
@@ -154,35 +162,28 @@ Status FillWorker::no_more(Slot& slot, std::int64_t result) {
 /// The slot is given new work before the bytes are hashed, so that the disk never waits for that.
 Status FillWorker::finish(Slot& slot) {
   const PlannedRead& read = *slot.read;
-  // A direct read at the end of an image fills its last page.
-  if (read.direct) std::memset(slot.into + read.needed, 0, read.nbytes - read.needed);
-  Buffer bounce = std::move(slot.bounce);
+  std::byte* const bytes = slot.into;
   slot.read = nullptr;
   if (auto s = start_next(slot); !s) return fail(s.error());
-  land(read, bounce.get());
-  if (bounce) spare_.push_back(std::move(bounce));
+  const auto placed = lane_->land(read, bytes);
+  if (!placed) return fail(placed.error());
+  work_.filled += *placed;
   work_.sources.drop_cache(read.source, read.offset, read.nbytes);
   return {};
 }
 
-void FillWorker::land(const PlannedRead& read, const std::byte* bytes) {
-  for (const Landing& landing : std::span(work_.plan.landings).subspan(read.first_landing, read.landings)) {
-    if (!read.direct)
-      std::memcpy(work_.images[landing.image].data() + landing.image_offset, bytes + landing.from,
-                  landing.nbytes);
-    work_.hasher.arrived(landing.image, landing.image_offset, landing.nbytes);
-    work_.filled += landing.nbytes;
-  }
-}
-
 Status FillWorker::check_stall() const {
-  if (in_flight_ == 0 || Clock::now() - last_arrival_ < work_.options.stall_timeout) return {};
+  const bool waits = in_flight_ > 0 || lane_->pending();
+  if (!waits || Clock::now() - last_arrival_ < work_.options.stall_timeout) return {};
   const Slot* oldest = nullptr;
   for (const Slot& slot : slots_)
     if (slot.read != nullptr && (oldest == nullptr || slot.started < oldest->started)) oldest = &slot;
-  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(work_.options.stall_timeout);
-  return fail(Reason::timeout,
-              "reading " + position(*oldest) + ": nothing came for " + std::to_string(seconds.count()) + " s",
+  const std::string seconds = std::to_string(
+      std::chrono::duration_cast<std::chrono::seconds>(work_.options.stall_timeout).count());
+  if (oldest == nullptr)
+    return fail(Reason::timeout, "what was read does not reach the device: nothing moved for " + seconds + " s",
+                "see whether the device answers (nvidia-smi, dmesg)");
+  return fail(Reason::timeout, "reading " + position(*oldest) + ": nothing came for " + seconds + " s",
               "see whether the storage answers (dmesg, network mounts)");
 }
 
@@ -198,7 +199,8 @@ void FillWorker::drain() {
   }
   if (in_flight_ == 0) return;
   // The kernel may still write into these buffers: they are never used again.
-  for (Slot& slot : slots_) static_cast<void>(slot.bounce.release());
+  for (const Slot& slot : slots_)
+    if (slot.read != nullptr) lane_->forsake(slot.into);
   work_.fail_with(
       Error{Reason::timeout, std::to_string(in_flight_) + " reads did not end when they were cancelled"});
 }

@@ -5,20 +5,18 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <span>
 #include <stop_token>
 #include <string>
 #include <vector>
 
 #include "core/result.h"
-#include "daemon/fill/block_hasher.h"
 #include "daemon/fill/disk.h"
 #include "daemon/fill/fill.h"
 #include "daemon/fill/read_plan.h"
+#include "daemon/fill/sink.h"
 #include "daemon/fill/sources.h"
 
 namespace wcache {
@@ -27,9 +25,7 @@ namespace wcache {
 /// they run.
 struct FillWork {
   const ReadPlan& plan;
-  std::span<const std::span<std::byte>> images;
   Sources& sources;
-  BlockHasher& hasher;
   const FillOptions& options;
   std::stop_token stop;
 
@@ -46,28 +42,25 @@ struct FillWork {
   void fail_with(Error error);
 };
 
-/// One thread of a fill: keeps its queue full of reads taken from the common list, and hashes what arrives.
+/// One thread of a fill: keeps its queue full of reads taken from the common list, and hands its lane what
+/// arrives.
 class FillWorker {
  public:
-  FillWorker(FillWork& work, std::unique_ptr<ReadQueue> queue, unsigned depth);
+  FillWorker(FillWork& work, std::unique_ptr<FillLane> lane, std::unique_ptr<ReadQueue> queue,
+             unsigned depth);
   FillWorker(FillWorker&&) = default;
 
-  /// Returns when the list is empty or the fill is ending, with nothing in flight and the queue closed. An
-  /// error goes to FillWork::error.
+  /// Returns when the list is empty and everything is in place, or the fill is ending; with nothing in flight
+  /// and the queue closed. An error goes to FillWork::error.
   void run();
 
  private:
   using Clock = std::chrono::steady_clock;
-  struct FreeAligned {
-    void operator()(std::byte* bytes) const { std::free(bytes); }
-  };
-  using Buffer = std::unique_ptr<std::byte[], FreeAligned>;
 
   struct Slot {
     const PlannedRead* read = nullptr;  // nullptr: free
     const DiskFile* file = nullptr;
     std::byte* into = nullptr;
-    Buffer bounce;            // for reads that are not direct
     std::uint64_t begin = 0;  // where the read in flight begins, from the planned one's beginning
     std::uint64_t have = 0;   // bytes that have come, from there
     unsigned retries = 0;     // without a byte in between
@@ -75,25 +68,25 @@ class FillWorker {
   };
 
   Status work_off();
+  Status start_free();
   Result<bool> start_next(Slot& slot);
-  bool take_buffer(Slot& slot);
+  Status reap();
+  Status settle(std::chrono::milliseconds wait);
   Status submit(Slot& slot);
   Status handle(Slot& slot, std::int64_t result);
   Status retry(Slot& slot);
   Status no_more(Slot& slot, std::int64_t result);
   Status finish(Slot& slot);
-  void land(const PlannedRead& read, const std::byte* bytes);
   Status check_stall() const;
   void drain();
   std::string position(const Slot& slot) const;
 
   FillWork& work_;
+  std::unique_ptr<FillLane> lane_;
   std::unique_ptr<ReadQueue> queue_;
   std::vector<Slot> slots_;
-  std::vector<Buffer> spare_;
-  std::size_t buffers_ = 0;
   std::size_t in_flight_ = 0;
-  std::optional<std::size_t> held_back_;  // a read taken from the list that waits for a buffer
+  std::optional<std::size_t> held_back_;  // a read taken from the list that waits for memory
   Clock::time_point last_arrival_;
 };
 

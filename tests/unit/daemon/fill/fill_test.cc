@@ -14,12 +14,14 @@
 #include "daemon/fill/read_plan.h"
 #include "tests/unit/daemon/fill/fake_disk.h"
 #include "tests/unit/daemon/fill/image_memory.h"
+#include "tests/unit/daemon/fill/random_draft.h"
 
 namespace wcache {
 namespace {
 
 using namespace std::chrono_literals;
 using testing::FakeDisk;
+using testing::expected_image;
 using ::testing::HasSubstr;
 using testing::ImageMemory;
 using testing::random_bytes;
@@ -35,16 +37,6 @@ EntryPlan copy_plan(FakeDisk& disk, const std::vector<std::uint64_t>& sizes) {
     plan.images.push_back(whole_image(plan.sources.back(), i));
   }
   return plan;
-}
-
-std::vector<std::byte> expected_image(const EntryPlan& plan, FakeDisk& disk, std::size_t index) {
-  const ImagePlan& image = plan.images[index];
-  std::vector<std::byte> bytes(image.nbytes);
-  std::ranges::copy(std::as_bytes(std::span(image.head)), bytes.begin());
-  for (const Piece& piece : image.pieces)
-    std::memcpy(bytes.data() + piece.image_offset,
-                disk.file(plan.sources[piece.source].name).bytes.data() + piece.source_offset, piece.nbytes);
-  return bytes;
 }
 
 void expect_filled(const EntryPlan& plan, FakeDisk& disk, const ImageMemory& memory,

@@ -3,7 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/unit/daemon/fill/image_memory.h"
+#include <algorithm>
+
+#include "core/image_hash.h"
+#include "tests/unit/daemon/fill/fake_disk.h"
+#include "tests/unit/daemon/fill/random_draft.h"
 
 namespace wcache {
 namespace {
@@ -127,6 +131,68 @@ TEST(ReadPlan, RefusesPlansThatDoNotFit) {
   plan = good;
   plan.images[0].head = "x";
   EXPECT_TRUE(refused(plan));
+}
+
+/// Each landing as the blocks of the image that it is made of; none where it is not made of whole ones.
+std::vector<std::size_t> blocks_of(const ImageHash& hash, const Landing& landing) {
+  std::vector<std::size_t> blocks;
+  const std::uint64_t end = landing.image_offset + landing.nbytes;
+  for (std::uint64_t at = landing.image_offset; at < end;) {
+    const std::size_t block = hash.block_at(at);
+    const Segment where = hash.block(block);
+    if (where.offset != at || where.nbytes > end - at) return {};
+    blocks.push_back(block);
+    at += where.nbytes;
+  }
+  return blocks;
+}
+
+TEST(ReadPlan, StagedReadsBringEveryHashBlockWholeAndOnce) {
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    SCOPED_TRACE(seed);
+    testing::FakeDisk disk;
+    const EntryPlan plan = testing::RandomDraft(seed).make(disk);
+    const std::vector<std::uint64_t> alignments(plan.sources.size(), seed % 2 == 0 ? 4096 : 65536);
+    const auto reads = plan_staged_reads(plan, alignments);
+    ASSERT_TRUE(reads) << reads.error().message;
+    std::vector<ImageHash> hashes(plan.images.begin(), plan.images.end());
+    std::vector<std::vector<std::size_t>> found(plan.images.size());
+    for (const PlannedRead& read : reads->reads) {
+      EXPECT_FALSE(read.direct);
+      EXPECT_EQ(read.offset % alignments[0], 0u);
+      EXPECT_EQ(read.nbytes % alignments[0], 0u);
+      EXPECT_LE(read.nbytes, kBounceNbytes);
+      for (std::uint32_t i = 0; i < read.landings; ++i) {
+        const Landing& landing = reads->landings[read.first_landing + i];
+        EXPECT_LE(landing.nbytes, kChunk);
+        EXPECT_LE(landing.from + landing.nbytes, read.needed);
+        const std::vector<std::size_t> blocks = blocks_of(hashes[landing.image], landing);
+        EXPECT_FALSE(blocks.empty());
+        found[landing.image].insert(found[landing.image].end(), blocks.begin(), blocks.end());
+      }
+    }
+    for (std::size_t i = 0; i < plan.images.size(); ++i) {
+      std::ranges::sort(found[i]);
+      const std::size_t in_head = (plan.images[i].head.size() + kHashBlock - 1) / kHashBlock;
+      ASSERT_EQ(found[i].size() + in_head, hashes[i].block_count());
+      for (std::size_t j = 0; j < found[i].size(); ++j) EXPECT_EQ(found[i][j], in_head + j);
+    }
+  }
+}
+
+TEST(ReadPlan, StagedReadsRefuseASegmentAcrossPieces) {
+  EntryPlan plan = plan_of(1000, {{0, 0, 0, 100}, {0, 0, 500, 100}}, "head");
+  const auto refused = [&](std::vector<Segment> segments) {
+    plan.images[0].segments = std::move(segments);
+    const auto reads = plan_staged_reads(plan, std::vector<std::uint64_t>{kPage});
+    return !reads && reads.error().reason == Reason::internal;
+  };
+  EXPECT_FALSE(refused({{0, 4}, {4, 100}, {104, 100}}));
+  EXPECT_FALSE(refused({{0, 4}, {4, 60}, {64, 40}, {104, 100}}));
+  EXPECT_TRUE(refused({{0, 4}, {4, 200}}));
+  EXPECT_TRUE(refused({{0, 4}, {4, 101}, {105, 99}}));
+  EXPECT_TRUE(refused({{0, 104}, {104, 100}}));
+  EXPECT_TRUE(refused({{0, 4}, {4, 100}}));
 }
 
 }  // namespace
