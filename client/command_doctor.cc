@@ -2,12 +2,14 @@
 #include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <utility>
 #include <vector>
 
 #include "client/commands.h"
 #include "client/machine_checks.h"
 #include "core/format.h"
 #include "core/version.h"
+#include "daemon/supervisor/device_probe.h"
 
 namespace wcache {
 namespace {
@@ -44,15 +46,12 @@ std::string text_of(const std::vector<MachineCheck>& checks) {
 
 Result<int> run_doctor(const CommandContext& context, bool json) {
   const FuseProbe fuse = probe_fuse();
-  const std::vector<MachineCheck> checks = {check_kernel(),
-                                            check_mount(fuse),
-                                            check_passthrough(fuse),
-                                            check_memory_kind(),
-                                            check_io_uring(),
-                                            check_gpus(),
-                                            check_free_memory(machine_memory_limits()),
-                                            check_resource_limits(),
-                                            check_run_dir(context.run_dir())};
+  std::vector<MachineCheck> checks = {check_kernel(), check_mount(fuse), check_passthrough(fuse),
+                                      check_memory_kind(), check_io_uring()};
+  for (MachineCheck& check : check_gpus(machine_probe().run())) checks.push_back(std::move(check));
+  checks.push_back(check_free_memory(machine_memory_limits()));
+  checks.push_back(check_resource_limits());
+  checks.push_back(check_run_dir(context.run_dir()));
   const bool serves = std::none_of(checks.begin(), checks.end(),
                                    [](const MachineCheck& check) { return check.grade == Grade::fatal; });
   print(context.out, json ? json_of(checks, serves) : text_of(checks));

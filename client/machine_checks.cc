@@ -1,6 +1,5 @@
 #include "client/machine_checks.h"
 
-#include <dlfcn.h>
 #include <linux/io_uring.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -64,6 +63,27 @@ Result<SealedArena> fill_trial_arena(const MemoryKernel& kernel) {
   const std::array manifest = {std::byte{0}};
   if (Status added = arena->add_manifest(manifest); !added) return fail(added.error());
   return std::move(*arena).seal();
+}
+
+MachineCheck check_gpu(const ReportedDevice& device) {
+  MachineCheck check{"gpu", Grade::ok,
+                     device.uuid + ", " + device.name + ", " + human_size(device.nbytes) + ": ", ""};
+  if (device.compute_mode == ComputeMode::prohibited) {
+    check.grade = Grade::lacking;
+    check.found += "in prohibited mode, takes no process";
+    check.advice = "nvidia-smi -i " + device.uuid + " -c DEFAULT";
+  } else if (device.compute_mode == ComputeMode::exclusive) {
+    check.grade = Grade::lacking;
+    check.found += "in exclusive-process mode, not shared by a daemon and an engine";
+    check.advice = "nvidia-smi -i " + device.uuid + " -c DEFAULT";
+  } else if (!device.vmm) {
+    check.grade = Grade::lacking;
+    check.found += "weights are shared by handles (--ipc legacy), there are no descriptors of its memory";
+    check.advice = "an engine loses the weights when their daemon ends; a newer driver may know descriptors";
+  } else {
+    check.found += "weights are shared as descriptors (--ipc vmm), or by handles (--ipc legacy)";
+  }
+  return check;
 }
 
 }  // namespace
@@ -155,12 +175,19 @@ MachineCheck check_io_uring() {
                         : "checkpoints are read by threads; a container's seccomp profile may forbid it"};
 }
 
-MachineCheck check_gpus() {
-  const std::unique_ptr<void, int (*)(void*)> driver(dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL), dlclose);
-  if (!driver)
-    return {"gpu", Grade::ok, "no NVIDIA driver (libcuda.so.1); weights are held in host memory", ""};
-  return {"gpu", Grade::ok, "an NVIDIA driver is there, but this build holds weights in host memory only",
-          ""};
+std::vector<MachineCheck> check_gpus(const DeviceReport& report) {
+  if (report.trouble == DeviceTrouble::no_driver)
+    return {{"gpu", Grade::ok, report.error.message + "; weights are held in host memory", ""}};
+  if (report.trouble)
+    return {{"gpu", Grade::lacking, report.error.message + "; weights are held in host memory",
+             report.error.hint}};
+  const std::size_t count = report.devices.size();
+  std::vector<MachineCheck> checks = {{"gpu", Grade::ok,
+                                       "a driver of CUDA " + report.driver + " with " +
+                                           std::to_string(count) + (count == 1 ? " device" : " devices"),
+                                       ""}};
+  for (const ReportedDevice& device : report.devices) checks.push_back(check_gpu(device));
+  return checks;
 }
 
 MachineCheck check_free_memory(const std::vector<MemoryLimit>& limits) {

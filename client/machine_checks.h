@@ -7,6 +7,7 @@
 #include "client/fuse_probe.h"
 #include "core/result.h"
 #include "daemon/budget.h"
+#include "daemon/device_report.h"
 
 namespace wcache {
 
@@ -31,7 +32,8 @@ MachineCheck check_mount(const FuseProbe& probe);
 MachineCheck check_passthrough(const FuseProbe& probe);
 MachineCheck check_memory_kind();  ///< by filling a small entry's memory
 MachineCheck check_io_uring();     ///< by making a ring
-MachineCheck check_gpus();
+/// The driver, then each of its devices: all of the name "gpu". Never fatal: host memory serves as well.
+std::vector<MachineCheck> check_gpus(const DeviceReport& report);
 MachineCheck check_free_memory(const std::vector<MemoryLimit>& limits);
 MachineCheck check_resource_limits();
 MachineCheck check_run_dir(const Result<std::string>& run_dir);

@@ -98,8 +98,8 @@ Status Group::start_rank(const LaunchPlan& launch, const RankPlan& plan, Rank& r
   if (!ends) return fail(ends.error());
   auto& [ours, theirs] = *ends;
   const std::array inherited = {theirs.fd()};
-  Result<Process> process =
-      Process::start(launch.wcached, arguments_of(plan_, plan, launch, theirs.fd()), inherited);
+  Result<Process> process = Process::start(launch.wcached, arguments_of(plan_, plan, launch, theirs.fd()),
+                                           {.inherited = inherited});
   if (!process) return fail(process.error());
   rank.record.pid = process->pid();
   rank.process = std::move(*process);

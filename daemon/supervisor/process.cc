@@ -41,7 +41,7 @@ struct SpawnPlan {
 };
 
 /// 0, or the error number of the first step that failed.
-int prepare(SpawnPlan& plan, std::span<const int> inherited) {
+int prepare(SpawnPlan& plan, const StartOptions& options) {
   sigset_t none, all;
   sigemptyset(&none);
   sigfillset(&all);
@@ -51,11 +51,20 @@ int prepare(SpawnPlan& plan, std::span<const int> inherited) {
   if (error == 0) error = posix_spawnattr_setsigmask(&plan.attributes, &none);
   if (error == 0) error = posix_spawnattr_setsigdefault(&plan.attributes, &all);
   if (error == 0) error = posix_spawn_file_actions_addopen(&plan.actions, 0, "/dev/null", O_RDONLY, 0);
-  if (error == 0) error = posix_spawn_file_actions_adddup2(&plan.actions, 2, 1);
-  for (const int fd : inherited) {  // dup2 onto itself takes close-on-exec away
+  if (error == 0)
+    error = posix_spawn_file_actions_adddup2(&plan.actions, options.output < 0 ? 2 : options.output, 1);
+  for (const int fd : options.inherited) {  // dup2 onto itself takes close-on-exec away
     if (error == 0) error = posix_spawn_file_actions_adddup2(&plan.actions, fd, fd);
   }
   return error;
+}
+
+/// What exec takes: pointers into `words`, and their end.
+std::vector<char*> pointers_to(std::vector<std::string>& words) {
+  std::vector<char*> pointers;
+  for (std::string& word : words) pointers.push_back(word.data());
+  pointers.push_back(nullptr);
+  return pointers;
 }
 
 }  // namespace
@@ -67,19 +76,19 @@ std::string ExitStatus::describe() const {
 }
 
 Result<Process> Process::start(const std::string& program, const std::vector<std::string>& arguments,
-                               std::span<const int> inherited) {
+                               const StartOptions& options) {
   SpawnPlan plan;
-  if (const int error = prepare(plan, inherited); error != 0)
+  if (const int error = prepare(plan, options); error != 0)
     return fail_errno("preparing to start " + program, error);
   std::vector<std::string> words;
   words.push_back(program);
   words.insert(words.end(), arguments.begin(), arguments.end());
-  std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
+  const std::vector<char*> argv = pointers_to(words);
+  std::vector<std::string> variables = options.environment.value_or(std::vector<std::string>());
+  const std::vector<char*> envp = pointers_to(variables);
   pid_t pid = 0;
-  if (const int error =
-          posix_spawn(&pid, program.c_str(), &plan.actions, &plan.attributes, argv.data(), environ);
+  if (const int error = posix_spawn(&pid, program.c_str(), &plan.actions, &plan.attributes, argv.data(),
+                                    options.environment ? envp.data() : environ);
       error != 0)
     return fail_errno("starting " + program, error);
   Fd pidfd = Fd::adopt(open_pidfd(pid));

@@ -23,16 +23,21 @@ struct ExitStatus {
   std::string describe() const;  ///< "exit code 7", "signal 9 (Killed)", "ended"
 };
 
+/// What a started process gets other than by default.
+struct StartOptions {
+  std::span<const int> inherited = {};  ///< descriptors above 2 that it has under the same numbers; borrowed
+  int output = -1;                      ///< borrowed: its standard output; -1: its standard error
+  std::optional<std::vector<std::string>> environment = {};  ///< "NAME=value"; nullopt: this process's
+};
+
 /// A process that is watched and may be signalled, by pidfd: a pid that was given to another process in the
 /// meantime is never hit. It need not be a child. The destructor only lets go of it: the process goes on.
 class Process {
  public:
   /// Starts `program` (a path; no search) with arguments after argv[0]. The child has a process group of its
-  /// own, an empty signal mask, default dispositions, /dev/null as standard input, and standard error as
-  /// standard output as well. Of the descriptors above 2 it inherits those in `inherited` (borrowed), under
-  /// their numbers.
+  /// own, an empty signal mask, default dispositions and /dev/null as standard input.
   static Result<Process> start(const std::string& program, const std::vector<std::string>& arguments,
-                               std::span<const int> inherited = {});
+                               const StartOptions& options = {});
 
   /// A process that somebody else started. Gone already: not_running.
   static Result<Process> attach(pid_t pid);

@@ -46,6 +46,45 @@ TEST(CheckPassthrough, MissingIsLackingAndSaysWhatToDo) {
   EXPECT_FALSE(check.advice.empty());
 }
 
+TEST(CheckGpus, NoDriverIsFineAndEveryOtherTroubleIsLackingWithItsAdvice) {
+  const auto check_of = [](DeviceTrouble trouble) {
+    const auto checks =
+        check_gpus(trouble_report(trouble, Error{Reason::unsupported, "what was wrong", "what to do"}));
+    EXPECT_EQ(checks.size(), 1U);
+    EXPECT_EQ(checks.front().found, "what was wrong; weights are held in host memory");
+    return checks.front();
+  };
+  EXPECT_EQ(check_of(DeviceTrouble::no_driver).grade, Grade::ok);
+  EXPECT_EQ(check_of(DeviceTrouble::no_driver).advice, "");
+  for (const DeviceTrouble trouble : {DeviceTrouble::stub, DeviceTrouble::too_old, DeviceTrouble::no_device,
+                                      DeviceTrouble::no_start, DeviceTrouble::no_answer}) {
+    EXPECT_EQ(check_of(trouble).grade, Grade::lacking) << to_string(trouble);
+    EXPECT_EQ(check_of(trouble).advice, "what to do");
+  }
+}
+
+TEST(CheckGpus, EveryDeviceIsNamedWithWhatItCanBeUsedFor) {
+  DeviceReport report;
+  report.driver = "13.0";
+  const std::uint64_t gib = std::uint64_t{1} << 30;
+  report.devices = {{"GPU-1", "NVIDIA X", false, 80 * gib, true, ComputeMode::open},
+                    {"GPU-2", "NVIDIA X", false, 80 * gib, false, ComputeMode::open},
+                    {"GPU-3", "NVIDIA X", false, 80 * gib, true, ComputeMode::exclusive},
+                    {"MIG-4", "NVIDIA X", true, 10 * gib, true, ComputeMode::prohibited}};
+  const auto checks = check_gpus(report);
+  ASSERT_EQ(checks.size(), 5U);
+  EXPECT_EQ(checks[0].found, "a driver of CUDA 13.0 with 4 devices");
+  EXPECT_EQ(checks[1].found,
+            "GPU-1, NVIDIA X, 80.0 GiB: weights are shared as descriptors (--ipc vmm), or by handles (--ipc "
+            "legacy)");
+  EXPECT_EQ(checks[1].grade, Grade::ok);
+  EXPECT_NE(checks[2].found.find("no descriptors"), std::string::npos);
+  EXPECT_NE(checks[3].found.find("exclusive-process"), std::string::npos);
+  EXPECT_EQ(checks[3].advice, "nvidia-smi -i GPU-3 -c DEFAULT");
+  EXPECT_NE(checks[4].found.find("prohibited"), std::string::npos);
+  for (const std::size_t i : {2U, 3U, 4U}) EXPECT_EQ(checks[i].grade, Grade::lacking) << i;
+}
+
 TEST(CheckMemoryKind, MakesMemoryOfSomeKindHere) {
   EXPECT_NE(check_memory_kind().grade, Grade::fatal);
 }

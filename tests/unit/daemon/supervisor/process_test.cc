@@ -20,7 +20,7 @@ Deadline soon() {
 }
 
 Process shell(const std::string& script, std::span<const int> inherited = {}) {
-  return Process::start("/bin/sh", {"-c", script}, inherited).value();
+  return Process::start("/bin/sh", {"-c", script}, {.inherited = inherited}).value();
 }
 
 TEST(Process, TellsHowItEnded) {
