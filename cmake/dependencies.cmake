@@ -64,7 +64,11 @@ target_include_directories(wcache_dependency_flatbuffers SYSTEM INTERFACE ${WCAC
 include(fuse)
 
 # CUDA: headers only, and only in daemon/memory/cuda*; the driver is loaded at run time.
-find_path(WCACHE_CUDA_INCLUDE cuda.h PATHS $ENV{CUDA_HOME} $ENV{CUDA_PATH} /usr/local/cuda PATH_SUFFIXES include)
+find_path(
+  WCACHE_CUDA_INCLUDE cuda.h
+  HINTS $ENV{CUDA_HOME} $ENV{CUDA_PATH}
+  PATHS /usr/local/cuda ${CMAKE_SOURCE_DIR}/build/deps/cuda
+  PATH_SUFFIXES include)
 mark_as_advanced(WCACHE_CUDA_INCLUDE)
 if(NOT WCACHE_CUDA_INCLUDE)
   message(FATAL_ERROR "cuda.h not found: set CUDA_HOME to a CUDA toolkit (scripts/setup gets the header)")
