@@ -26,6 +26,7 @@ constexpr std::chrono::milliseconds kMountAnswerWait{1000};
 constexpr std::chrono::seconds kWithdrawWait{10};
 constexpr std::chrono::seconds kForcedWithdrawWait{2};
 constexpr std::chrono::milliseconds kScanMaxAge{500};
+constexpr std::size_t kCopyThreads = 4;
 
 double unix_now() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -118,14 +119,17 @@ void Server::accept() {
   const SessionId id = ++last_session_;
   auto session = std::make_unique<Session>(
       loop_, std::move(**connection), *peer,
-      Session::Events{
-          [this, id](Session& from, Envelope envelope) { request(id, from, std::move(envelope)); },
-          [this, id](Session& from) {
-            log_.debug("connection of pid {} ended: {}", from.peer().pid, from.end_reason());
-            loop_.post([this, id] { sessions_.erase(id); });
-            std::erase_if(verify_waiters_, [id](const Asker& waiter) { return waiter.session == id; });
-            if (verify_waiters_.empty()) verify_stop_.request_stop();
-          }});
+      Session::Events{[this, id](Session& from, Envelope envelope, std::optional<Fd> fd) {
+                        request(id, from, std::move(envelope), std::move(fd));
+                      },
+                      [this, id](Session& from) {
+                        log_.debug("connection of pid {} ended: {}", from.peer().pid, from.end_reason());
+                        loop_.post([this, id] { sessions_.erase(id); });
+                        std::erase_if(verify_waiters_,
+                                      [id](const Asker& waiter) { return waiter.session == id; });
+                        if (verify_waiters_.empty()) verify_stop_.request_stop();
+                        if (copier_) copier_->drop(id);
+                      }});
   if (!session->start()) return;
   sessions_.emplace(id, std::move(session));
   loop_.at(deadline_in(kHelloWait), [this, id] {
@@ -139,12 +143,16 @@ void Server::reply(const Asker& asker, Body body) {
   if (found != sessions_.end()) found->second->send(Envelope{asker.request, std::move(body)});
 }
 
-void Server::request(SessionId id, Session& session, Envelope envelope) {
+void Server::request(SessionId id, Session& session, Envelope envelope, std::optional<Fd> fd) {
   const Asker asker{id, envelope.id};
+  const auto* wanted = std::get_if<CopyRequest>(&envelope.body);
+  if (fd && wanted == nullptr)
+    return session.end("sent a descriptor with a " + std::string(name_of(envelope.body)));
   if (!session.hello) return greet(session, envelope.id, envelope.body);
   if (std::holds_alternative<StatusRequest>(envelope.body)) return status(asker);
   if (std::holds_alternative<AttachRequest>(envelope.body)) return attach(session, envelope.id);
   if (const auto* which = std::get_if<SlabRequest>(&envelope.body)) return slab(session, envelope.id, *which);
+  if (wanted != nullptr) return copy(asker, session, *wanted, std::move(fd));
   if (std::holds_alternative<VerifyRequest>(envelope.body)) return verify(asker);
   if (std::holds_alternative<EvictRequest>(envelope.body)) return evict(asker);
   reply(asker, ErrorReply{Error{Reason::invalid, "no request: " + std::string(name_of(envelope.body))}});
@@ -199,6 +207,40 @@ void Server::slab(Session& session, std::uint32_t request, const SlabRequest& wh
   if (!nbytes) return refuse(nbytes.error());
   hold(session);
   session.send(Envelope{request, SlabReply{*nbytes}}, {entry_.device->slabs()[which.slab].get()});
+}
+
+Status Server::check_copy(const Session& session, const CopyRequest& which,
+                          const std::optional<Fd>& into) const {
+  const Purpose purpose = session.hello->purpose;
+  if (purpose != Purpose::mount && purpose != Purpose::client)
+    return fail(Reason::denied, "only mounts and clients may have bytes copied");
+  if (!into) return fail(Reason::invalid, "a copy without a descriptor to copy to");
+  if (!entry_.device || which.file >= entry_.plan.images.size() || entry_.memory.images[which.file])
+    return fail(Reason::invalid,
+                "file " + std::to_string(which.file) + " of the manifest is not on a device");
+  const std::uint64_t nbytes = entry_.plan.images[which.file].nbytes;
+  if (which.nbytes > kMaxCopyNbytes || which.offset > nbytes || which.nbytes > nbytes - which.offset)
+    return fail(Reason::invalid, "no " + std::to_string(which.nbytes) + " bytes from " +
+                                     std::to_string(which.offset) + " on can be copied of a file of " +
+                                     std::to_string(nbytes));
+  return check_copy_target(into->get());
+}
+
+void Server::copy(const Asker& asker, Session& session, const CopyRequest& which, std::optional<Fd> into) {
+  if (Status possible = check_copy(session, which, into); !possible)
+    return reply(asker, ErrorReply{std::move(possible.error())});
+  if (!copier_) copier_.emplace(*entry_.device, kCopyThreads);
+  session.hold_requests();
+  const auto done = [this, asker, nbytes = which.nbytes](const Status& copied) {
+    loop_.post([this, asker, nbytes, copied] {
+      const auto found = sessions_.find(asker.session);
+      if (found == sessions_.end()) return;
+      if (!copied) log_.warn("bytes were not copied from the device: {}", copied.error().message);
+      reply(asker, copied ? Body(CopyReply{nbytes}) : Body(ErrorReply{copied.error()}));
+      found->second->release_requests();
+    });
+  };
+  copier_->run({asker.session, which.file, which.offset, which.nbytes, std::move(*into), done});
 }
 
 void Server::status(const Asker& asker) {

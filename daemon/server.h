@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/fd.h"
+#include "daemon/copier.h"
 #include "daemon/event_loop.h"
 #include "daemon/holders.h"
 #include "daemon/session.h"
@@ -24,8 +26,8 @@
 namespace wcache {
 
 /// The public socket of one entry: hands its memory out, tells its state and who holds it, hashes it again,
-/// drops it. On the loop's thread, but for two threads of its own: one reads /proc, one hashes. Must not
-/// outlive the loop, and the loop must not run on after it.
+/// drops it, copies bytes of it from a device. On the loop's thread, but for threads of its own: one reads
+/// /proc, one hashes, a few copy. Must not outlive the loop, and the loop must not run on after it.
 class Server {
  public:
   struct Events {
@@ -60,10 +62,12 @@ class Server {
   using Surveyed = std::function<void(Survey)>;
 
   void accept();
-  void request(SessionId id, Session& session, Envelope envelope);
+  void request(SessionId id, Session& session, Envelope envelope, std::optional<Fd> fd);
   void greet(Session& session, std::uint32_t request, const Body& body);
   void attach(Session& session, std::uint32_t request);
   void slab(Session& session, std::uint32_t request, const SlabRequest& which);
+  void copy(const Asker& asker, Session& session, const CopyRequest& which, std::optional<Fd> into);
+  Status check_copy(const Session& session, const CopyRequest& which, const std::optional<Fd>& into) const;
   void status(const Asker& asker);
   void verify(const Asker& asker);
   void verified(std::uint64_t run, const Result<VerifyReply>& reply);
@@ -98,7 +102,8 @@ class Server {
   std::uint64_t verify_run_ = 0;  ///< number of the last one begun
 
   Worker scanner_;
-  Worker verifier_;  // last: the workers end before what they use
+  Worker verifier_;
+  std::optional<Copier> copier_;  // last: the workers end before what they use
 };
 
 }  // namespace wcache

@@ -6,6 +6,8 @@
 #include <utility>
 #include <variant>
 
+#include "ipc/message.h"
+
 namespace wcache {
 namespace {
 
@@ -40,12 +42,12 @@ void Session::end(std::string why) {
 }
 
 void Session::ready(std::uint32_t events) {
-  if ((events & EPOLLIN) != 0 && idle()) return receive();
+  if ((events & EPOLLIN) != 0 && idle() && held_ == 0) return receive();
   if ((events & (EPOLLHUP | EPOLLERR)) != 0) end("hung up");
 }
 
 void Session::receive() {
-  Result<std::optional<Message>> message = connection_.receive({}, Deadline::min());
+  Result<std::optional<Message>> message = connection_.receive({kMaxMessageBytes, 1}, Deadline::min());
   if (!message) {
     if (message.error().reason != Reason::timeout) end(message.error().message);
     return;
@@ -56,7 +58,10 @@ void Session::receive() {
     send(Envelope{0, ErrorReply{envelope.error()}});
     return end(envelope.error().message);
   }
-  if (!take_answer(*envelope)) events_.request(*this, std::move(*envelope));
+  if (take_answer(*envelope)) return;
+  std::vector<Fd>& fds = (*message)->fds;
+  events_.request(*this, std::move(*envelope),
+                  fds.empty() ? std::nullopt : std::optional(std::move(fds.front())));
 }
 
 void Session::send(const Envelope& envelope, std::vector<int> fds) {
@@ -76,14 +81,29 @@ void Session::flush() {
     if (!sent && sent.error().reason != Reason::timeout) return end(sent.error().message);
     if (!sent) {
       if (std::chrono::steady_clock::now() >= give_up_) return end("does not read its answers");
-      loop_.change(connection_.fd(), 0);
+      listen();
       retry_ = loop_.at(deadline_in(kRetry), [this] { flush(); });
       return;
     }
     give_up_ = deadline_in(kPatience);
     outbox_.pop_front();
   }
-  loop_.change(connection_.fd(), EPOLLIN);
+  listen();
+}
+
+/// Asks the loop for what may be read now.
+void Session::listen() {
+  loop_.change(connection_.fd(), idle() && held_ == 0 ? std::uint32_t{EPOLLIN} : 0);
+}
+
+void Session::hold_requests() {
+  ++held_;
+  if (!ended()) listen();
+}
+
+void Session::release_requests() {
+  --held_;
+  if (!ended()) listen();
 }
 
 void Session::ask(Body body, Deadline deadline, Answered answered) {

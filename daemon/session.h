@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -9,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/fd.h"
 #include "daemon/event_loop.h"
 #include "ipc/connection.h"
 #include "ipc/protocol.h"
@@ -16,13 +18,14 @@
 namespace wcache {
 
 /// One connection of a daemon's public socket, on the loop's thread: whole messages in, queued messages out,
-/// questions of the daemon's own with a deadline. A peer gets no further request read while an answer to it
-/// is still queued, so a peer that does not read costs a bounded amount of memory; after 30 seconds without
-/// progress it is dropped.
+/// questions of the daemon's own with a deadline. A peer gets no further message read while an answer to it
+/// is still queued or awaited (`hold_requests`), so no peer costs more than a bounded amount of memory; one
+/// that does not read its answers for 30 seconds is dropped.
 class Session {
  public:
   struct Events {
-    std::function<void(Session&, Envelope)> request;  ///< everything that is no answer to a question
+    /// Everything that is no answer to a question; at most one descriptor comes with it.
+    std::function<void(Session&, Envelope, std::optional<Fd>)> request;
     std::function<void(Session&)> ended;  ///< once; the session may be destroyed after it returned
   };
   /// nullopt: no answer in time, an ErrorReply, or the peer is gone.
@@ -38,6 +41,11 @@ class Session {
 
   /// `fds` are borrowed until they are sent: they belong to the entry, which outlives every session.
   void send(const Envelope& envelope, std::vector<int> fds = {});
+
+  /// Reads nothing more until as many calls of `release_requests` have followed: the answer is being made
+  /// elsewhere. That the peer hangs up is noticed all the same.
+  void hold_requests();
+  void release_requests();
 
   /// Sends a question and calls `answered` exactly once; from within this call when the peer is found gone.
   void ask(Body body, Deadline deadline, Answered answered);
@@ -68,6 +76,7 @@ class Session {
   void ready(std::uint32_t events);
   void receive();
   void flush();
+  void listen();
   bool take_answer(Envelope& envelope);
   void answer(std::uint32_t id, std::optional<Body> body);
 
@@ -76,6 +85,7 @@ class Session {
   Peer peer_;
   Events events_;
   std::deque<Outgoing> outbox_;
+  std::size_t held_ = 0;  // calls of hold_requests without their end
   std::optional<EventLoop::TimerId> retry_;
   Deadline give_up_;  // while the outbox is not empty
   std::map<std::uint32_t, Question> questions_;

@@ -1,5 +1,8 @@
 #include "tests/support/test_entry.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -58,12 +61,48 @@ ImageDigests digests_of(const TestFile& file, const ImagePlan& image) {
   return digests;
 }
 
+std::vector<Fd> duplicates(const std::vector<Fd>& fds) {
+  std::vector<Fd> copies;
+  for (const Fd& fd : fds)
+    if (fd) copies.push_back(need(fd.duplicate(), "a descriptor"));
+  return copies;
+}
+
+/// What the slabs of a device would hold.
+std::vector<std::string> slab_bytes(const TestEntry& entry) {
+  std::vector<std::string> slabs;
+  for (const std::uint64_t nbytes : entry.slab_plan.slabs) slabs.emplace_back(nbytes, '\0');
+  for (std::size_t i = 0; i < entry.slab_plan.images.size(); ++i)
+    for (std::size_t s = 0; s < entry.slab_plan.images[i].size(); ++s) {
+      const Segment& segment = entry.plan.images[i].segments[s];
+      const SlabPlace& place = entry.slab_plan.images[i][s];
+      slabs[place.slab].replace(place.offset, segment.nbytes, entry.bytes[i], segment.offset, segment.nbytes);
+    }
+  return slabs;
+}
+
+void move_to_device(TestEntry& entry, const TestDevice& device) {
+  for (std::size_t i = 0; i < entry.plan.images.size(); ++i)
+    if (is_weights(entry.plan.images[i].kind)) entry.arena.images[i].reset();
+  entry.instance = to_hex(digest_of(std::as_bytes(std::span(device.uuid))));
+  for (const std::string& bytes : slab_bytes(entry)) {
+    if (device.ipc_kind == "cuda-ipc") {
+      entry.handles.emplace_back().fill(static_cast<std::byte>(entry.handles.size()));
+      continue;
+    }
+    Fd& slab = entry.slabs.emplace_back(Fd::adopt(memfd_create("slab", MFD_CLOEXEC)));
+    if (write(slab.get(), bytes.data(), bytes.size()) != static_cast<ssize_t>(bytes.size())) std::abort();
+  }
+}
+
 }  // namespace
 
 std::vector<Fd> TestEntry::images() const {
-  std::vector<Fd> copies;
-  for (const Fd& image : arena.images) copies.push_back(need(image.duplicate(), "an image"));
-  return copies;
+  return duplicates(arena.images);
+}
+
+std::vector<Fd> TestEntry::slab_copies() const {
+  return duplicates(slabs);
 }
 
 Fd TestEntry::manifest() const {
@@ -72,18 +111,25 @@ Fd TestEntry::manifest() const {
 
 TestEntry make_test_entry(std::vector<TestFile> files, const TestEntryOptions& options) {
   std::sort(files.begin(), files.end(), [](const TestFile& a, const TestFile& b) { return a.name < b.name; });
-  const EntryPlan plan = plan_of(files, options);
-  std::vector<ImageDigests> digests;
-  for (std::size_t i = 0; i < files.size(); ++i) digests.push_back(digests_of(files[i], plan.images[i]));
-
   TestEntry entry;
+  const EntryPlan& plan = entry.plan = plan_of(files, options);
+  std::vector<ImageDigests>& digests = entry.digests;
+  for (std::size_t i = 0; i < files.size(); ++i) digests.push_back(digests_of(files[i], plan.images[i]));
+  for (const TestFile& file : files) entry.bytes.push_back(file.bytes);
+
   const Key key = key_of(plan, digests);
   entry.fingerprint = options.fingerprint.value_or(key.fingerprint());
   std::optional<GroupPlace> place;
-  if (options.tp_size > 1) place = GroupPlace{options.tp_size, key};
+  const std::uint32_t ranks = options.node_ranks == 0 ? options.tp_size : options.node_ranks;
+  if (ranks > 1) place = GroupPlace{ranks, key};
+  Placement placement{"host", "HOST-" + std::to_string(options.rank), "file"};
+  if (options.device) {
+    placement = {"cuda", options.device->uuid, options.device->ipc_kind};
+    entry.slab_plan = need(plan_slabs(plan, 4096, options.device->slab_nbytes, 1000), "the slabs");
+  }
   const std::vector<std::byte> manifest =
-      need(build_manifest(plan, digests, entry.fingerprint,
-                          {"host", "HOST-" + std::to_string(options.rank), "file"}, place),
+      need(build_manifest(plan, digests, entry.fingerprint, placement, place,
+                          options.device ? &entry.slab_plan : nullptr),
            "the manifest");
   entry.manifest_nbytes = manifest.size();
   const MemoryKernel kernel = MemoryKernel::real();
@@ -95,6 +141,7 @@ TestEntry make_test_entry(std::vector<TestFile> files, const TestEntryOptions& o
     if (!files[i].bytes.empty()) std::memcpy(images[i].data(), files[i].bytes.data(), files[i].bytes.size());
   need(arena.add_manifest(manifest), "the manifest");
   entry.arena = need(std::move(arena).seal(), "sealing");
+  if (options.device) move_to_device(entry, *options.device);
   return entry;
 }
 
