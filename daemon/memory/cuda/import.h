@@ -1,0 +1,96 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "core/device_handle.h"
+#include "core/result.h"
+
+namespace wcache {
+
+struct CudaDriver;
+class ImportedSlabs;
+struct MappedSlab;
+
+/// A slab of another process, as it is offered: by a descriptor (cuda-vmm) or by a handle (cuda-ipc).
+struct OfferedSlab {
+  std::string device_uuid;  ///< "GPU-8-4-4-4-12", "MIG-..."
+  std::string instance;     ///< DeviceEntry::instance
+  std::uint32_t slab = 0;
+  std::uint64_t nbytes = 0;
+  int fd = -1;  ///< borrowed; -1: `handle` it is
+  std::optional<DeviceHandle> handle;
+  /// Whether the offering process is in this one's PID namespace: no handle can be opened from another.
+  bool same_pid_namespace = true;
+};
+
+/// One use of a slab that is mapped into this process. The mapping goes with the last use. Move-only; what is
+/// asked of it may be asked from several threads at once.
+class ImportedSlab {
+ public:
+  ImportedSlab(ImportedSlab&& other) noexcept;
+  ImportedSlab& operator=(ImportedSlab&&) = delete;
+  ImportedSlab(const ImportedSlab&) = delete;
+  ~ImportedSlab();
+
+  int ordinal() const;       ///< of the device, as this process's driver counts
+  const void* data() const;  ///< an address on the device, the same for every use
+  std::uint64_t nbytes() const;
+  bool read_only()
+      const;  ///< false: the driver has no read-only mapping of it; it must not be written all the same
+
+  /// Copies from the device; returns when the bytes are there. A range beyond the slab is `invalid`.
+  Status read(std::uint64_t offset, std::span<std::byte> out) const;
+
+ private:
+  friend class ImportedSlabs;
+  ImportedSlab(ImportedSlabs& table, MappedSlab& mapped) : table_(&table), mapped_(&mapped) {}
+  ImportedSlabs* table_;
+  MappedSlab* mapped_;  // null: moved from
+};
+
+/// The slabs that a process has mapped: each once, however often it is asked for. Safe for concurrent use;
+/// must outlive its uses. One table a process, for the limits of the driver are the process's: a second
+/// mapping of a slab takes address space for nothing, and a handle may be opened in one context only.
+class ImportedSlabs {
+ public:
+  using LoadDriver = std::function<Result<std::shared_ptr<const CudaDriver>>()>;
+
+  /// `load` is called by the first import, again while it fails, and never without one.
+  explicit ImportedSlabs(LoadDriver load);
+  ~ImportedSlabs();
+
+  /// Maps a slab in the primary context of its device, which is that of the CUDA runtime and of torch; the
+  /// context that is current for the calling thread stays so. Read-only where the driver can. On an error
+  /// nothing of it is left:
+  ///   unsupported  no driver; the device is hidden from this process; what the device or driver cannot do; a
+  ///                handle from another PID namespace; a process made by fork(2) after the driver had started
+  ///   over_budget  no memory left, of addresses or for the context
+  ///   not_running  a handle that nothing is behind any more: its daemon has died
+  ///   corrupt      the slab is mapped already, with another size or on another device
+  ///   io, denied   whatever else the driver says
+  Result<ImportedSlab> import(const OfferedSlab& offer);
+
+ private:
+  friend class ImportedSlab;
+  Status load_driver();
+  void let_go(MappedSlab& mapped);
+
+  const LoadDriver load_;
+  std::mutex mutex_;  // guards what follows, and is held while the driver maps and unmaps
+  std::shared_ptr<const CudaDriver> driver_;
+  int pid_ = 0;  // in which the driver was started
+  std::map<std::string, std::unique_ptr<MappedSlab>> mapped_;
+};
+
+/// A table that loads the driver of this machine (cuda_driver_file).
+ImportedSlabs::LoadDriver machine_driver();
+
+}  // namespace wcache
