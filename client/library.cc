@@ -18,6 +18,8 @@
 #include "client/attached_entry.h"
 #include "client/find_group.h"
 #include "client/located_draft.h"
+#include "client/process_slabs.h"
+#include "client/redeem.h"
 #include "client/wcache.h"
 #include "core/digest_cache.h"
 #include "core/fingerprint.h"
@@ -33,6 +35,7 @@ struct wcache_entry {
 namespace {
 
 using wcache::AttachedEntry;
+using wcache::AttachedTensor;
 using wcache::Error;
 using wcache::fail;
 using wcache::Reason;
@@ -138,7 +141,8 @@ Result<std::unique_ptr<AttachedEntry>> attach_once(const Wanted& wanted) {
   if (!node) return fail(node.error());
   const Result<wcache::GroupStatus> group = wcache::find_group(*node, wanted.entry, wanted.role, std::getenv);
   if (!group) return fail(group.error());
-  return AttachedEntry::attach(*group, wanted.rank, wcache::deadline_in(kAttachWait));
+  return AttachedEntry::attach(*group, node->run_dir, wanted.rank, wcache::process_slabs(),
+                               wcache::deadline_in(kAttachWait));
 }
 
 bool may_come(Reason reason) {
@@ -171,21 +175,30 @@ Status check_arguments(const wcache_entry* entry, const void* out) {
   return {};
 }
 
-void fill_in(const AttachedEntry::Tensor& tensor, wcache_tensor& out) {
+void fill_in(const AttachedTensor& tensor, wcache_tensor& out) {
   out = {};
   out.name = tensor.row.name.data();
   out.name_nbytes = tensor.row.name.size();
+  out.number = tensor.number;
   out.dtype = tensor.row.dtype.data();  // a string of FlatBuffers: verified to end with NUL
   out.shape = tensor.row.shape.empty() ? nullptr : tensor.row.shape.data();
   out.ndim = tensor.row.shape.size();
   out.nbytes = tensor.row.nbytes;
   out.data = tensor.data;
+  out.base = tensor.base;
+  out.base_nbytes = tensor.base_nbytes;
+  out.device_type = tensor.device == wcache::kHostDevice ? WCACHE_DEVICE_TYPE_CPU : WCACHE_DEVICE_TYPE_CUDA;
+  out.device = tensor.device;
+  out.read_only = tensor.read_only ? 1 : 0;
+  out.rank = tensor.rank;
   out.file = tensor.file;
   out.offset = tensor.row.offset;
-  out.rank = tensor.rank;
+  out.slab = tensor.row.slab;
+  out.slab_offset = tensor.row.slab_offset;
   const std::string digest = to_hex(tensor.row.digest);
   std::copy(digest.begin(), digest.end(), out.digest);
 }
+static_assert(wcache::kHostDevice == WCACHE_DEVICE_HOST);
 
 }  // namespace
 
@@ -220,13 +233,18 @@ wcache_reason wcache_entry_info(const wcache_entry* entry, wcache_info* out) {
   return guarded([&]() -> Status {
     if (Status checked = check_arguments(entry, out); !checked) return checked;
     const AttachedEntry& attached = *entry->attached;
-    *out = {attached.role().c_str(),
-            attached.name().c_str(),
-            attached.fingerprint().c_str(),
-            attached.layout().c_str(),
-            attached.source().c_str(),
-            attached.nbytes(),
-            static_cast<std::uint32_t>(attached.ranks())};
+    *out = {};
+    out->role = attached.role().c_str();
+    out->name = attached.name().c_str();
+    out->fingerprint = attached.fingerprint().c_str();
+    out->layout = attached.layout().c_str();
+    out->source = attached.source().c_str();
+    out->nbytes = attached.nbytes();
+    out->ranks = static_cast<std::uint32_t>(attached.ranks());
+    out->survives = attached.survives() ? 1 : 0;
+    out->tier = attached.placement().tier.c_str();
+    out->ipc_kind = attached.placement().ipc_kind.c_str();
+    out->device_uuid = attached.placement().device_uuid.c_str();
     return {};
   });
 }
@@ -238,7 +256,7 @@ size_t wcache_tensor_count(const wcache_entry* entry) {
 wcache_reason wcache_tensor_at(const wcache_entry* entry, size_t number, wcache_tensor* out) {
   return guarded([&]() -> Status {
     if (Status checked = check_arguments(entry, out); !checked) return checked;
-    const Result<AttachedEntry::Tensor> tensor = entry->attached->tensor(number);
+    const Result<AttachedTensor> tensor = entry->attached->tensor(number);
     if (!tensor) return fail(tensor.error());
     fill_in(*tensor, *out);
     return {};
@@ -249,9 +267,28 @@ wcache_reason wcache_tensor_find(const wcache_entry* entry, const char* name, wc
   return guarded([&]() -> Status {
     if (Status checked = check_arguments(entry, out); !checked) return checked;
     if (name == nullptr) return fail(Reason::invalid, "an argument is NULL");
-    const Result<AttachedEntry::Tensor> tensor = entry->attached->find(name);
+    const Result<AttachedTensor> tensor = entry->attached->find(name);
     if (!tensor) return fail(tensor.error());
     fill_in(*tensor, *out);
+    return {};
+  });
+}
+
+wcache_reason wcache_read(const wcache_entry* entry, size_t number, uint64_t offset, void* out,
+                          uint64_t nbytes) {
+  return guarded([&]() -> Status {
+    if (Status checked = check_arguments(entry, out); !checked) return checked;
+    return entry->attached->read(number, offset, {static_cast<std::byte*>(out), nbytes});
+  });
+}
+
+wcache_reason wcache_redeem(const char* ipc_handle, int* fd, uint64_t* nbytes) {
+  return guarded([&]() -> Status {
+    if (ipc_handle == nullptr || fd == nullptr) return fail(Reason::invalid, "an argument is NULL");
+    Result<wcache::SlabDescriptor> slab = wcache::redeem(ipc_handle, wcache::deadline_in(kAttachWait));
+    if (!slab) return fail(std::move(slab.error()));
+    if (nbytes != nullptr) *nbytes = slab->nbytes;
+    *fd = slab->fd.release();
     return {};
   });
 }

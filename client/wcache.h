@@ -1,7 +1,8 @@
 #ifndef WCACHE_H
 #define WCACHE_H
 
-/* libwcache: the weights of an entry that a wcached on this node serves, mapped into the calling process.
+/* libwcache: the weights of an entry that a wcached on this node serves, mapped into the calling process:
+ * from host memory or, for an entry on a CUDA device, from the device's.
  *
  * C11 and C++. No function throws or ends the process. Every function may be called from any thread at any
  * time, but for wcache_close: nothing of an entry may be used during or after the call that lets its last
@@ -47,37 +48,62 @@ typedef struct wcache_entry wcache_entry;
 typedef struct wcache_options {
   size_t size;      /* sizeof(wcache_options); WCACHE_OPTIONS_INIT sets it */
   const char* role; /* "target", "draft0"; NULL: whichever the entry is of */
-  int32_t rank;     /* attach to this rank alone; -1: to every rank that this node has of the entry */
+  int32_t rank;     /* attach to this rank alone; -1: to every rank that this node has of the entry, or, where
+                       each rank     holds all of it on a device of its own, to the lowest */
   uint32_t wait_ms; /* how long to wait for an entry that is not there or still fills; 0: not at all */
 } wcache_options;
 
 #define WCACHE_OPTIONS_INIT \
   { sizeof(wcache_options), NULL, -1, 0 }
 
-/* Strings live as long as the entry. */
+/* Strings live as long as the entry. Of several ranks attached to, the last three are of the lowest. */
 typedef struct wcache_info {
   const char* role;
   const char* name;
   const char* fingerprint; /* 32 hex digits */
   const char* layout;
-  const char* source; /* the checkpoint it was made of */
-  uint64_t nbytes;    /* of all files of the ranks attached to */
-  uint32_t ranks;     /* how many are attached to */
+  const char* source;   /* the checkpoint it was made of */
+  uint64_t nbytes;      /* of all files of the ranks attached to */
+  uint32_t ranks;       /* how many are attached to */
+  int32_t survives;     /* 1: what is mapped outlives every daemon; 0: it breaks when one dies (cuda-ipc) */
+  const char* tier;     /* "host", "cuda" */
+  const char* ipc_kind; /* "file", "cuda-vmm", "cuda-ipc" */
+  const char* device_uuid; /* "GPU-...", "MIG-..."; "HOST-<rank>" in host memory */
 } wcache_info;
 
-/* Pointers live as long as the entry. Shapes are those of the checkpoint, outermost first. */
+/* Where a tensor is, in DLPack's codes. */
+#define WCACHE_DEVICE_TYPE_CPU 1
+#define WCACHE_DEVICE_TYPE_CUDA 2
+
+#define WCACHE_DEVICE_HOST (-1)
+
+/* Pointers live as long as the entry. Shapes are those of the checkpoint, outermost first.
+ *
+ * `data` and `base` are addresses on the device that `device_type` and `device` name: of a CUDA tensor only
+ * CUDA can read them, in any context of the device. `base` is the start of what is mapped around the tensor:
+ * its file in host memory, its slab on a device; the same for every tensor of it, for as long as the process
+ * has it mapped, so that a framework needs to be told of base_nbytes at base once. */
 typedef struct wcache_tensor {
   const char* name; /* name_nbytes long, NOT ended by a NUL */
   size_t name_nbytes;
+  size_t number;         /* below wcache_tensor_count */
   const char* dtype;     /* the format's own spelling: "BF16", "F8_E4M3"; "q4_1" for GGUF */
   const uint64_t* shape; /* ndim numbers; NULL for none */
   size_t ndim;
   uint64_t nbytes;
-  const void* data; /* read-only memory, aligned as in the file; NULL for an empty tensor */
-  const char* file; /* relative to the entry's directory */
-  uint64_t offset;  /* of the first byte in the file */
+  const void* data; /* aligned as in the file, in a slab to 256 bytes; NULL for an empty tensor */
+  const void* base; /* NULL for an empty tensor */
+  uint64_t base_nbytes;
+  int32_t device_type; /* WCACHE_DEVICE_TYPE_CPU, WCACHE_DEVICE_TYPE_CUDA */
+  int32_t device;      /* CUDA's number for it in this process; WCACHE_DEVICE_HOST */
+  int32_t read_only;   /* 1: a write is a fault; 0: nothing stops a write, and it would spoil every process's
+                          tensor */
   uint32_t rank;
-  char digest[33]; /* of the bytes, hex; docs/formats.md says how */
+  const char* file;     /* relative to the entry's directory */
+  uint64_t offset;      /* of the first byte in the file */
+  uint32_t slab;        /* of the rank's device memory; in host memory the number of the file */
+  uint64_t slab_offset; /* of the first byte in the slab; in host memory the same as offset */
+  char digest[33];      /* of the bytes, hex; docs/formats.md says how */
 } wcache_tensor;
 
 /* The version of the library, "MAJOR.MINOR.PATCH". */
@@ -91,7 +117,8 @@ WCACHE_API const char* wcache_version(void);
  * read for it. `run_dir`: where the daemons of this node meet; NULL: WCACHE_RUN_DIR, else the user's own as
  * for the programs. `options` may be NULL. *out is set on success only; wcache_close lets it go. The time it
  * takes does not depend on the number of tensors. A daemon that does not answer for 10 seconds is
- * WCACHE_TIMEOUT. */
+ * WCACHE_TIMEOUT. Where a daemon has died, wcachefs is attached to, if it keeps the memory;
+ * WCACHE_NOT_RUNNING if not. */
 WCACHE_API wcache_reason wcache_open(const char* entry, const char* run_dir, const wcache_options* options,
                                      wcache_entry** out);
 
@@ -107,21 +134,39 @@ WCACHE_API wcache_reason wcache_entry_info(const wcache_entry* entry, wcache_inf
 /* Of all ranks attached to. 0 for NULL. */
 WCACHE_API size_t wcache_tensor_count(const wcache_entry* entry);
 
-/* By number, below wcache_tensor_count: rank by rank, sorted by name (bytewise) in each. A file is mapped
- * when the first of its tensors is asked for. */
+/* By number, below wcache_tensor_count: rank by rank, sorted by name (bytewise) in each. A file or a slab is
+ * mapped when the first of its tensors is asked for; a slab once in a process, in the primary context of its
+ * device, which is the one of the CUDA runtime. The first slab loads the CUDA driver (WCACHE_LIBCUDA, else
+ * libcuda.so.1). Where the slab cannot be mapped: WCACHE_UNSUPPORTED   no driver; the device is not among
+ * CUDA_VISIBLE_DEVICES; a process made by fork(2) after its parent had used CUDA; an entry of cuda-ipc in
+ * another PID namespace WCACHE_OVER_BUDGET   the device or the driver has no room WCACHE_NOT_RUNNING   the
+ * daemon of an entry of cuda-ipc has died WCACHE_IO            whatever else the driver says */
 WCACHE_API wcache_reason wcache_tensor_at(const wcache_entry* entry, size_t number, wcache_tensor* out);
 
 /* By name. WCACHE_INVALID where several ranks have different tensors of that name: open one rank, or iterate.
  */
 WCACHE_API wcache_reason wcache_tensor_find(const wcache_entry* entry, const char* name, wcache_tensor* out);
 
-/* Which group serves the draft of an engine that runs `model` with vLLM's speculative config (a JSON object) on
- * `tensor_parallel_size` ranks: the object that `wcache route --json` prints, from the same code. `run_dir` as in
- * wcache_open. Reads configs, headers and at most once the draft's own bytes; with `no_read` configs alone. *out is set
- * on success only, and is given back with wcache_route_free. WCACHE_INVALID for an object that the engine would refuse:
- * the message names the key. */
-WCACHE_API wcache_reason wcache_route(const char* model, const char* speculative_config, uint32_t tensor_parallel_size,
-                                      const char* run_dir, int no_read, char** out);
+/* Copies bytes of a tensor, `offset` bytes from its start, into host memory, wherever it is. WCACHE_INVALID
+ * for bytes beyond its end. From a device: on a stream of the call's own, which is waited for. */
+WCACHE_API wcache_reason wcache_read(const wcache_entry* entry, size_t number, uint64_t offset, void* out,
+                                     uint64_t nbytes);
+
+/* Turns the text of an ipc_handle attribute of kind cuda-vmm (getfattr -n user.wcache.ipc_handle FILE) into
+ * what cuMemImportFromShareableHandle takes: a descriptor of the slab, which the caller closes, and its size.
+ * The memory lives as long as the descriptor, or any mapping made of it. *fd and *nbytes (which may be NULL)
+ * are set on success only. WCACHE_INVALID for a text that is no handle; WCACHE_NOT_RUNNING where nobody
+ * answers. */
+WCACHE_API wcache_reason wcache_redeem(const char* ipc_handle, int* fd, uint64_t* nbytes);
+
+/* Which group serves the draft of an engine that runs `model` with vLLM's speculative config (a JSON object)
+ * on `tensor_parallel_size` ranks: the object that `wcache route --json` prints, from the same code.
+ * `run_dir` as in wcache_open. Reads configs, headers and at most once the draft's own bytes; with `no_read`
+ * configs alone. *out is set on success only, and is given back with wcache_route_free. WCACHE_INVALID for an
+ * object that the engine would refuse: the message names the key. */
+WCACHE_API wcache_reason wcache_route(const char* model, const char* speculative_config,
+                                      uint32_t tensor_parallel_size, const char* run_dir, int no_read,
+                                      char** out);
 WCACHE_API void wcache_route_free(char* text);
 
 /* The last failure of the calling thread; WCACHE_OK and "" when nothing has failed. A success leaves it

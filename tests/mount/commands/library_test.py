@@ -53,7 +53,7 @@ class Library(SharedModel):
         first, *lines = done.stdout.splitlines()
         self.assertEqual(first.split()[:2], ["target", fingerprint])
         rows = [line.split() for line in lines]
-        found = {name: (int(nbytes), int(total)) for name, _, nbytes, _, total in rows}
+        found = {name: (int(nbytes), int(total)) for name, _, nbytes, _, total, place in rows if place == "host"}
         expected = {}
         for path in self.model.glob("*.safetensors"):
             expected.update(tensors_of(path))
