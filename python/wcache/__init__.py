@@ -4,32 +4,33 @@
     with wcache.open("/mnt/wcache/target/by-name/Qwen3-8B") as model:
         embedding = model["model.embed_tokens.weight"]
 
-Nothing is copied, and nothing can be written: arrays are views of the memory that every process shares.
+Nothing is copied, and nothing can be written: arrays are views of the memory that every process shares, in host memory
+or, of an entry that is on a CUDA device, there.
 """
 
-import importlib.util
 import collections.abc
-import ctypes
 import dataclasses
+import importlib.util
 import os
 import typing
 
 from ._errors import (Busy, Corrupt, Denied, Error, Evicted, Internal, Invalid, Io, Mismatch, NotFound, NotReady,
                       NotRunning, OverBudget, Stale, Timeout, Unsupported, Version)
-from ._library import Handle, library, text
-from ._views import VIEWS
+from ._dlpack import Exporter
+from ._library import DEVICE_TYPE_CPU, Handle, library, redeem as _redeem, text
+from ._views import FRAMEWORKS, device_of, dtype_of, exporter, name_of, shape_of
 
 __version__ = text(library.wcache_version())
 
 __all__ = [
     "Busy", "Corrupt", "Denied", "Error", "Evicted", "Internal", "Invalid", "Io", "Mismatch", "Model", "NotFound",
-    "NotReady", "NotRunning", "OverBudget", "Stale", "TensorInfo", "Timeout", "Unsupported", "Version", "open",
+    "NotReady", "NotRunning", "OverBudget", "Stale", "TensorInfo", "Timeout", "Unsupported", "Version", "open", "redeem",
 ]
 
 
 @dataclasses.dataclass(frozen=True)
 class TensorInfo:
-    """What the tensor table says of a tensor."""
+    """What the tensor table says of a tensor, and where it is for this process."""
 
     name: str
     dtype_name: str  #: the format's own spelling: "BF16", "F8_E4M3"; "q4_1" for GGUF
@@ -39,52 +40,68 @@ class TensorInfo:
     offset: int  #: of the first byte in the file
     rank: int
     digest: str  #: of the bytes
-    address: int  #: in this process; 0 for an empty tensor
-
-
-def _name_of(tensor) -> str:
-    return text(ctypes.string_at(tensor.name, tensor.name_nbytes))
+    address: int  #: in this process, on the device where there is one; 0 for an empty tensor
+    device: str  #: "cpu", or "cuda:0": as CUDA and torch number devices in this process
+    slab: int  #: of the rank's device memory; in host memory the number of the file
+    slab_offset: int  #: of the first byte in the slab
+    read_only: bool  #: False: nothing stops a write to device memory, which would spoil it for every process
 
 
 def _info_of(tensor) -> TensorInfo:
-    return TensorInfo(_name_of(tensor), text(tensor.dtype), tuple(tensor.shape[:tensor.ndim]), tensor.nbytes,
-                      text(tensor.file), tensor.offset, tensor.rank, text(tensor.digest), tensor.data or 0)
+    kind, number = device_of(tensor)
+    return TensorInfo(name_of(tensor), dtype_of(tensor), shape_of(tensor), tensor.nbytes, text(tensor.file),
+                      tensor.offset, tensor.rank, text(tensor.digest), tensor.data or 0,
+                      "cpu" if kind == DEVICE_TYPE_CPU else f"cuda:{number}", tensor.slab, tensor.slab_offset,
+                      bool(tensor.read_only))
 
 
-class Model(collections.abc.Mapping):
+class Model(collections.abc.Mapping[str, typing.Any]):
     """An attached entry: names of tensors -> arrays. Made by `open`.
 
-    It holds the entry (`wcache evict` refuses) until it is closed and the last array made of it is gone.
+    It holds the entry (`wcache evict` refuses) until it is closed and the last array made of it is gone. It may be used by
+    several threads at once.
     """
+
+    role: str  #: "target" or "draft0"
+    name: str
+    fingerprint: str
+    layout: str
+    source: str  #: the checkpoint it was made of
+    nbytes: int  #: of all files
+    ranks: int  #: how many are attached to
+    tier: str  #: "host" or "cuda"; of several ranks this and the next two tell of the lowest
+    ipc_kind: str  #: "file", "cuda-vmm" or "cuda-ipc"
+    device_uuid: str
+    survives: bool  #: whether arrays outlive the daemons; False: they break when one dies ("cuda-ipc")
 
     def __init__(self, handle: Handle, framework: str):
         self._handle: typing.Optional[Handle] = handle
-        self._view = VIEWS[framework]
+        self._framework = FRAMEWORKS[framework]()
         info = handle.info()
-        self.role: str = text(info.role)
-        self.name: str = text(info.name)
-        self.fingerprint: str = text(info.fingerprint)
-        self.layout: str = text(info.layout)
-        self.source: str = text(info.source)  #: the checkpoint it was made of
-        self.nbytes: int = info.nbytes  #: of all files
-        self.ranks: int = info.ranks
+        self.role, self.name, self.fingerprint = text(info.role), text(info.name), text(info.fingerprint)
+        self.layout, self.source = text(info.layout), text(info.source)
+        self.nbytes, self.ranks = info.nbytes, info.ranks
+        self.tier, self.ipc_kind, self.device_uuid = text(info.tier), text(info.ipc_kind), text(info.device_uuid)
+        self.survives = bool(info.survives)
 
     def _attached(self) -> Handle:
         if self._handle is None:
             raise Invalid("the model is closed")
         return self._handle
 
-    def __getitem__(self, name: str):
-        handle = self._attached()
-        tensor = handle.find(name)
-        return self._view(handle.memory(tensor), _info_of(tensor))
+    def __getitem__(self, name: str) -> typing.Any:
+        """A tensor as the framework's array: of the shared memory itself, but for numpy and a CUDA device, where it is a copy
+        in host memory."""
+        handle, framework = self._attached(), self._framework
+        framework.prepare(self.tier == "cuda")
+        return framework.array(handle, handle.find(name))
 
     def __len__(self) -> int:
         return self._attached().count()
 
     def __iter__(self) -> typing.Iterator[str]:
         handle = self._attached()
-        return (_name_of(handle.at(number)) for number in range(handle.count()))
+        return (name_of(handle.at(number)) for number in range(handle.count()))
 
     def __contains__(self, name: object) -> bool:
         try:
@@ -97,18 +114,25 @@ class Model(collections.abc.Mapping):
         return _info_of(self._attached().find(name))
 
     def bytes(self, name: str) -> memoryview:
-        """The bytes themselves, read-only; needs no framework."""
+        """The bytes, read-only; needs no framework. Of an entry on a CUDA device a copy, else the memory itself."""
         handle = self._attached()
         return handle.memory(handle.find(name))
+
+    def dlpack(self, name: str) -> Exporter:
+        """The tensor for any framework that takes DLPack, in its own type where DLPack has it, else as bytes:
+        `framework.from_dlpack(model.dlpack(name))`. It keeps the entry attached."""
+        handle = self._attached()
+        return exporter(handle, handle.find(name))
 
     def close(self) -> None:
         """Lets the entry go. Arrays made before stay valid, and hold it as long as they live."""
         self._handle = None
+        self._framework = type(self._framework)()
 
     def __enter__(self) -> "Model":
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -125,15 +149,23 @@ def open(entry: typing.Union[str, os.PathLike], *, framework: typing.Optional[st
     """Attaches to an entry: a path in the mounted tree, a fingerprint or at least 8 first digits of one, a name as in
     by-name/, or the directory of a model whose fingerprint is remembered.
 
-    framework: "torch" or "numpy"; None: torch where it is installed, else numpy. Types that the framework has not (BF16 and FP8 in numpy, types of less
-        than a byte, GGUF's blocks) come as uint8 with the last dimension counted in bytes; info(name).dtype_name tells
-        the type. torch knows no read-only tensors: writing to one ends the process. A tensor that is not aligned in its
-        file is copied for torch, with a warning.
+    framework: "torch" or "numpy"; None: torch where it is installed, else numpy. Types that the framework has not (BF16
+        and FP8 in numpy, types of less than a byte, GGUF's blocks) come as uint8 with the last dimension counted in bytes;
+        info(name).dtype_name tells the type. torch knows no read-only tensors: writing to one in host memory ends the
+        process, on a device it is an error of CUDA's. A tensor that is not aligned in its file is copied for torch, with a
+        warning. Of an entry on a CUDA device torch has views of the device's memory, and numpy copies of it in host memory,
+        made anew each time: for looking at it. A torch without CUDA cannot have such an entry: Unsupported.
     run_dir: where the daemons meet; None: as the programs decide.
     role: "target" or "draft0", where both have such an entry.
-    rank: one rank alone; None: all of this node.
+    rank: one rank alone; None: all of this node, or, where each holds all of the entry on a device of its own, the lowest.
     wait: seconds to wait for an entry that is not there or still fills.
     """
-    if framework not in (None, *VIEWS):
+    if framework not in (None, *FRAMEWORKS):
         raise Invalid(f"unknown framework {framework!r}", "it is numpy or torch")
     return Model(Handle(entry, run_dir, role, rank, wait), framework or _default_framework())
+
+
+def redeem(ipc_handle: str) -> tuple[int, int]:
+    """The text of an ipc_handle attribute of kind cuda-vmm as a descriptor of the slab, which the caller closes, and the
+    slab's size: for cuMemImportFromShareableHandle."""
+    return _redeem(ipc_handle)

@@ -3,10 +3,13 @@
 import ctypes
 import os
 import pathlib
+import typing
 
 from . import _errors
 
 SONAME = "libwcache.so.0"
+
+DEVICE_TYPE_CPU, DEVICE_TYPE_CUDA = 1, 2
 
 
 class Entry(ctypes.Structure):
@@ -21,26 +24,38 @@ class Options(ctypes.Structure):
 class Info(ctypes.Structure):
     _fields_ = [("role", ctypes.c_char_p), ("name", ctypes.c_char_p), ("fingerprint", ctypes.c_char_p),
                 ("layout", ctypes.c_char_p), ("source", ctypes.c_char_p), ("nbytes", ctypes.c_uint64),
-                ("ranks", ctypes.c_uint32)]
+                ("ranks", ctypes.c_uint32), ("survives", ctypes.c_int32), ("tier", ctypes.c_char_p),
+                ("ipc_kind", ctypes.c_char_p), ("device_uuid", ctypes.c_char_p)]
 
 
 class Tensor(ctypes.Structure):
-    _fields_ = [("name", ctypes.c_void_p), ("name_nbytes", ctypes.c_size_t), ("dtype", ctypes.c_char_p),
-                ("shape", ctypes.POINTER(ctypes.c_uint64)), ("ndim", ctypes.c_size_t), ("nbytes", ctypes.c_uint64),
-                ("data", ctypes.c_void_p), ("file", ctypes.c_char_p), ("offset", ctypes.c_uint64),
-                ("rank", ctypes.c_uint32), ("digest", ctypes.c_char * 33)]
+    _fields_ = [("name", ctypes.c_void_p), ("name_nbytes", ctypes.c_size_t), ("number", ctypes.c_size_t),
+                ("dtype", ctypes.c_char_p), ("shape", ctypes.POINTER(ctypes.c_uint64)), ("ndim", ctypes.c_size_t),
+                ("nbytes", ctypes.c_uint64), ("data", ctypes.c_void_p), ("base", ctypes.c_void_p),
+                ("base_nbytes", ctypes.c_uint64), ("device_type", ctypes.c_int32), ("device", ctypes.c_int32),
+                ("read_only", ctypes.c_int32), ("rank", ctypes.c_uint32), ("file", ctypes.c_char_p),
+                ("offset", ctypes.c_uint64), ("slab", ctypes.c_uint32), ("slab_offset", ctypes.c_uint64),
+                ("digest", ctypes.c_char * 33)]
 
 
-def _path():
-    """$WCACHE_LIBRARY, else the one of the build that this package lies in, else what the loader finds."""
+# The structures by their names in wcache.h.
+STRUCTURES = {"wcache_options": Options, "wcache_info": Info, "wcache_tensor": Tensor}
+
+
+def _path() -> str:
+    """$WCACHE_LIBRARY, else the one beside the package (a wheel's), else the one of the build that the package lies in, else
+    what the loader finds."""
     given = os.environ.get("WCACHE_LIBRARY")
     if given:
         return given
-    built = pathlib.Path(__file__).resolve().parents[2] / "lib" / SONAME
-    return str(built) if built.exists() else SONAME
+    here = pathlib.Path(__file__).resolve().parent
+    for beside in (here / SONAME, here.parents[1] / "lib" / SONAME):
+        if beside.exists():
+            return str(beside)
+    return SONAME
 
 
-def _load():
+def _load() -> ctypes.CDLL:
     library = ctypes.CDLL(_path())
     entry = ctypes.POINTER(Entry)
 
@@ -56,6 +71,8 @@ def _load():
     declare("wcache_tensor_count", ctypes.c_size_t, entry)
     declare("wcache_tensor_at", ctypes.c_int, entry, ctypes.c_size_t, ctypes.POINTER(Tensor))
     declare("wcache_tensor_find", ctypes.c_int, entry, ctypes.c_char_p, ctypes.POINTER(Tensor))
+    declare("wcache_read", ctypes.c_int, entry, ctypes.c_size_t, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64)
+    declare("wcache_redeem", ctypes.c_int, ctypes.c_char_p, ctypes.POINTER(ctypes.c_int), ctypes.POINTER(ctypes.c_uint64))
     declare("wcache_last_message", ctypes.c_char_p)
     declare("wcache_last_hint", ctypes.c_char_p)
     declare("wcache_reason_name", ctypes.c_char_p, ctypes.c_int)
@@ -65,15 +82,21 @@ def _load():
 library = _load()
 
 
-def text(raw):
+def text(raw: bytes) -> str:
     return raw.decode(errors="surrogateescape")
 
 
-def check(reason):
+def check(reason: int) -> None:
     """Raises what a call failed with."""
     if reason != 0:
         raise _errors.make(text(library.wcache_reason_name(reason)), text(library.wcache_last_message()),
                            text(library.wcache_last_hint()))
+
+
+def redeem(handle: str) -> typing.Tuple[int, int]:
+    descriptor, nbytes = ctypes.c_int(-1), ctypes.c_uint64()
+    check(library.wcache_redeem(os.fsencode(handle), ctypes.byref(descriptor), ctypes.byref(nbytes)))
+    return descriptor.value, nbytes.value
 
 
 class Handle:
@@ -92,28 +115,38 @@ class Handle:
         if self.pointer is not None:
             close(self.pointer)
 
-    def info(self):
+    def info(self) -> Info:
         info = Info()
         check(library.wcache_entry_info(self.pointer, ctypes.byref(info)))
         return info
 
-    def count(self):
+    def count(self) -> int:
         return library.wcache_tensor_count(self.pointer)
 
-    def at(self, number):
+    def at(self, number: int) -> Tensor:
         tensor = Tensor()
         check(library.wcache_tensor_at(self.pointer, number, ctypes.byref(tensor)))
         return tensor
 
-    def find(self, name):
+    def find(self, name: str) -> Tensor:
         tensor = Tensor()
         check(library.wcache_tensor_find(self.pointer, name.encode(errors="surrogateescape"), ctypes.byref(tensor)))
         return tensor
 
-    def memory(self, tensor):
-        """The bytes of a tensor, read-only. They keep the entry attached."""
+    def memory(self, tensor: Tensor) -> memoryview:
+        """The bytes of a tensor, read-only: of one in host memory themselves, which keep the entry attached, else a copy."""
         if tensor.nbytes == 0:
             return memoryview(b"")
+        if tensor.device_type != DEVICE_TYPE_CPU:
+            return memoryview(self.read(tensor)).toreadonly()
         array = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data)
         array.owner = self
         return memoryview(array).cast("B").toreadonly()
+
+    def read(self, tensor: Tensor) -> bytearray:
+        """A copy of the bytes of a tensor."""
+        out = bytearray(tensor.nbytes)
+        if out:
+            to = (ctypes.c_ubyte * len(out)).from_buffer(out)
+            check(library.wcache_read(self.pointer, tensor.number, 0, to, len(out)))
+        return out
