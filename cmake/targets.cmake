@@ -46,8 +46,7 @@ function(wcache_shared_library TARGET)
     ${TARGET}
     PROPERTIES OUTPUT_NAME ${arg_OUTPUT}
                VERSION ${PROJECT_VERSION}
-               SOVERSION ${PROJECT_VERSION_MAJOR}
-               INSTALL_RPATH "${WCACHE_INSTALL_RPATH}")
+               SOVERSION ${PROJECT_VERSION_MAJOR})
   if(arg_SYMBOLS)
     cmake_path(ABSOLUTE_PATH arg_SYMBOLS BASE_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
     target_link_options(${TARGET} PRIVATE LINKER:--version-script=${arg_SYMBOLS})
