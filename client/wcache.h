@@ -125,7 +125,8 @@ WCACHE_API wcache_reason wcache_open(const char* entry, const char* run_dir, con
 /* One more hold: as many wcache_close are needed. */
 WCACHE_API void wcache_hold(wcache_entry* entry);
 
-/* Lets one hold go; with the last one the memory is unmapped and the daemons are free to evict. NULL is
+/* Lets one hold go; with the last one the memory is unmapped and the daemons are free to evict. A slab is
+ * unmapped once everything that the process has asked of its device is done, which is waited for. NULL is
  * ignored. The error of the calling thread stays as it is. */
 WCACHE_API void wcache_close(wcache_entry* entry);
 

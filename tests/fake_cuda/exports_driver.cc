@@ -158,6 +158,13 @@ CUresult CUDAAPI cuCtxGetDevice(CUdevice* device) {
   });
 }
 
+CUresult CUDAAPI cuCtxSynchronize(void) {
+  return enter(Function::cuCtxSynchronize, Needs::context, [&](const Call& call) {
+    fake::wait_for_streams(call.state, call.lock);
+    return CUDA_SUCCESS;
+  });
+}
+
 CUresult CUDAAPI cuStreamCreate(CUstream* stream, unsigned int flags) {
   return enter(Function::cuStreamCreate, Needs::context,
                [&](const Call& call) { return fake::create_stream(call.state, call.device, stream, flags); });

@@ -35,6 +35,7 @@ namespace wcache::fake_cuda {
   X(cuCtxPopCurrent_v2, "cuCtxPopCurrent", 4000)                             \
   X(cuCtxGetCurrent, "cuCtxGetCurrent", 4000)                                \
   X(cuCtxGetDevice, "cuCtxGetDevice", 2000)                                  \
+  X(cuCtxSynchronize, "cuCtxSynchronize", 2000)                              \
   X(cuMemGetInfo_v2, "cuMemGetInfo", 3020)                                   \
   X(cuMemAlloc_v2, "cuMemAlloc", 3020)                                       \
   X(cuMemFree_v2, "cuMemFree", 3020)                                         \

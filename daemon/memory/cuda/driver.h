@@ -30,6 +30,7 @@ namespace wcache {
   X(cuCtxSetCurrent)                                                                                           \
   X(cuCtxPushCurrent)                                                                                          \
   X(cuCtxPopCurrent)                                                                                           \
+  X(cuCtxSynchronize)                                                                                          \
   X(cuMemGetInfo)                                                                                              \
   X(cuMemAlloc)                                                                                                \
   X(cuMemFree)                                                                                                 \

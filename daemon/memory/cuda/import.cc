@@ -332,6 +332,8 @@ void ImportedSlabs::let_go(MappedSlab& mapped) {
     return;
   }
   const Result<Current> current = Current::make(*last->driver, last->context.get());
+  // Unmapping does not wait for work of the process that still reads the slab.
+  if (current) last->driver->cuCtxSynchronize();
   last->range.reset();
 }
 
