@@ -5,12 +5,14 @@
 #include <memory>
 
 #include "client/commands.h"
+#include "client/device_choice.h"
 #include "client/mount_default.h"
 #include "client/nodes.h"
 #include "client/plan_groups.h"
 #include "core/digest_cache.h"
 #include "core/format.h"
 #include "daemon/supervisor/console.h"
+#include "daemon/supervisor/device_probe.h"
 #include "daemon/supervisor/launcher.h"
 #include "daemon/supervisor/made_run_dir.h"
 #include "daemon/supervisor/mount_record.h"
@@ -29,7 +31,8 @@ struct PreloadOptions {
   std::string mount;
   bool no_mount = false;
   bool allow_other = false;
-  std::string device = "host";
+  std::string device;
+  std::string ipc;
   std::string memory_limit;
   std::string timeout;
   draftroute::KeyOptions key;
@@ -42,14 +45,6 @@ Status check_name(const std::string& name) {
   return fail(Reason::invalid, "'" + printable(name) + "' cannot be the name of a model",
               "it becomes a file's name: 1 to 255 bytes of UTF-8 without slash and control characters",
               "--name");
-}
-
-Status check_device(const std::string& device) {
-  if (device == "host") return {};
-  if (device == "cuda" || device.starts_with("cuda:"))
-    return fail(Reason::unsupported, "this build serves from host memory only", "use --device host",
-                "--device");
-  return fail(Reason::invalid, "unknown device '" + printable(device) + "'", "use --device host", "--device");
 }
 
 Result<std::optional<MountPlan>> plan_mount(const PreloadOptions& options, const std::string& run_dir) {
@@ -73,6 +68,15 @@ Result<std::optional<MountPlan>> plan_mount(const PreloadOptions& options, const
 DigestCache open_digest_cache() {
   const Result<std::filesystem::path> directory = digest_cache_dir(std::getenv, geteuid());
   return directory ? DigestCache::open(*directory) : DigestCache();
+}
+
+/// Which devices this node's ranks get. A signal ends the wait for a driver that hangs.
+Result<DeviceChoice> choose_devices_of(const DeviceWish& devices, const LoadWish& wish,
+                                       const StopSignals& signals) {
+  DeviceProbe probe = machine_probe();
+  probe.stop = [&signals] { return signals.pending(); };
+  return choose_devices(devices, ranks_on_node(wish.route.tp_size, wish.nodes),
+                        [&](const DeviceView& view) { return probe.run(view); });
 }
 
 /// The words of the command line as a wish; they are checked here.
@@ -109,17 +113,19 @@ Status find_programs(LaunchPlan& plan) {
 
 struct Planned {
   LaunchPlan launch;
-  std::string draft_note;
+  std::vector<std::string> notes;
 };
 
 /// Everything that can be refused before anything is made or started. The run directory comes last.
-Result<Planned> plan_launch(const CommandContext& context, const PreloadOptions& options) {
+Result<Planned> plan_launch(const CommandContext& context, const PreloadOptions& options,
+                            const StopSignals& signals) {
   const Result<std::string> run_dir = context.run_dir();
   if (!run_dir) return fail(run_dir.error());
   if (options.named) {
     if (Status named = check_name(options.name); !named) return fail(named.error());
   }
-  if (Status device = check_device(options.device); !device) return fail(device.error());
+  const Result<DeviceWish> devices = parse_device_wish(options.device, options.ipc);
+  if (!devices) return fail(devices.error());
   std::optional<std::chrono::seconds> timeout;
   if (!options.timeout.empty()) {
     const Result<std::chrono::seconds> seconds = parse_seconds(options.timeout, "--timeout");
@@ -130,6 +136,9 @@ Result<Planned> plan_launch(const CommandContext& context, const PreloadOptions&
   if (!wish) return fail(wish.error());
   Result<std::optional<MountPlan>> mount = plan_mount(options, *run_dir);
   if (!mount) return fail(mount.error());
+  Result<DeviceChoice> choice = choose_devices_of(*devices, *wish, signals);
+  if (!choice) return fail(choice.error());
+  wish->devices = std::move(*choice);
   DigestCache cache = open_digest_cache();
   Result<PlannedGroups> planned = plan_groups(*wish, cache);
   if (!planned) return fail(planned.error());
@@ -139,12 +148,13 @@ Result<Planned> plan_launch(const CommandContext& context, const PreloadOptions&
                   .groups = std::move(planned->groups),
                   .mount = std::move(*mount),
                   .timeout = timeout,
-                  .device = options.device,
+                  .device_asked = wish->devices.asked,
                   .log_level = context.common.log_level,
                   .wcached = {},
                   .wcachefs = {},
                   .nodes = std::move(wish->nodes)};
-  return Planned{std::move(plan), std::move(planned->draft_note)};
+  return Planned{std::move(plan),
+                 {wish->devices.note, std::move(planned->device_note), std::move(planned->draft_note)}};
 }
 
 Status check_socket_lengths(const LaunchPlan& plan) {
@@ -158,7 +168,8 @@ Status check_socket_lengths(const LaunchPlan& plan) {
 
 Result<int> run_preload(const CommandContext& context, const PreloadOptions& options,
                         const StopSignals& signals) {
-  Result<Planned> planned = plan_launch(context, options);
+  Result<Planned> planned = plan_launch(context, options, signals);
+  if (const int number = signals.take(); number != 0) return 128 + number;
   if (!planned) return fail(planned.error());
   LaunchPlan& plan = planned->launch;
   Status ready = check_socket_lengths(plan);
@@ -171,7 +182,9 @@ Result<int> run_preload(const CommandContext& context, const PreloadOptions& opt
   if (plan.log_level.empty() && columns > 0)
     plan.log_level = "warning";  // the lines of progress tell the rest
   Console console(context.out, context.err, columns);
-  if (!planned->draft_note.empty()) console.note(printable(planned->draft_note));
+  for (const std::string& note : planned->notes) {
+    if (!note.empty()) console.note(printable(note));
+  }
   return Launcher(std::move(plan), console, signals).run();
 }
 
@@ -228,8 +241,18 @@ Command add_preload(CLI::App& app, CommandContext& context, const StopSignals& s
           ->excludes(mount);
   command->add_flag("--allow-other", options->allow_other, "Let other users read the mounted tree.")
       ->excludes(no_mount);
-  command->add_option("--device", options->device, "Where the weights are held: host. Default: host.")
+  command
+      ->add_option(
+          "--device", options->device,
+          "Where the weights are held: host, cuda (on the devices that CUDA_VISIBLE_DEVICES leaves, one "
+          "a rank) or cuda:UUID[,UUID...] (on these). Default: cuda where a driver and a device answer, "
+          "else host.")
       ->type_name("DEVICE");
+  command
+      ->add_option("--ipc", options->ipc,
+                   "How weights on a CUDA device are shared: vmm (descriptors) or legacy (CUDA IPC handles). "
+                   "Default: vmm where the device can.")
+      ->type_name("KIND");
   command
       ->add_option("--memory-limit", options->memory_limit,
                    "Refuse to load more than this much, target and draft together; takes K, M, G and T. "

@@ -6,6 +6,7 @@
 #include "client/located_draft.h"
 #include "client/resolve.h"
 #include "core/format.h"
+#include "daemon/supervisor/device_probe.h"
 #include "draftroute/decision.h"
 #include "draftroute/key_options.h"
 #include "draftroute/speculative_config.h"
@@ -63,9 +64,10 @@ Result<int> run_route(const CommandContext& context, const RouteOptions& options
   if (!request) return fail(request.error());
   const Result<std::string> run_dir = context.run_dir();
   if (!run_dir) return fail(run_dir.error());
-  const Result<LocatedDraft> located =
-      locate_draft(*request, *run_dir, options.no_read,
-                   [&](const EntryPlan& plan) { return resolve_with_progress(context, plan); });
+  const Result<LocatedDraft> located = locate_draft(
+      *request, *run_dir, options.no_read,
+      [&](const EntryPlan& plan) { return resolve_with_progress(context, plan); },
+      [](const DeviceView& view) { return machine_probe().run(view); });
   if (!located) return fail(located.error());
   if (options.print.empty()) {
     print(context.out, options.json ? to_json(*located) : line_text(*located));

@@ -25,6 +25,7 @@
 #include "core/fingerprint.h"
 #include "core/format.h"
 #include "core/version.h"
+#include "daemon/supervisor/device_probe.h"
 #include "ipc/run_dir.h"
 
 struct wcache_entry {
@@ -306,7 +307,8 @@ wcache_reason wcache_route(const char* model, const char* speculative_config, ui
     request.speculative = speculative_config;
     request.tp_size = tensor_parallel_size;
     const Result<wcache::LocatedDraft> located =
-        wcache::locate_draft(request, *meeting, no_read != 0, resolve_quietly);
+        wcache::locate_draft(request, *meeting, no_read != 0, resolve_quietly,
+                             [](const auto& view) { return wcache::library_probe().run(view); });
     if (!located) return fail(located.error());
     char* text = strdup(to_json(*located).c_str());
     if (text == nullptr) return fail(Reason::internal, "out of memory");

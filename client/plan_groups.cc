@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/fingerprint.h"
+#include "core/slab_plan.h"
 #include "daemon/budget.h"
 #include "daemon/memory/arena.h"
 #include "daemon/rendezvous/rendezvous.h"
@@ -12,6 +13,9 @@
 
 namespace wcache {
 namespace {
+
+// What a rank on a device takes is asked of its driver by the daemon alone; this is what it comes to there.
+constexpr std::uint64_t kUsualGranularity = std::uint64_t{2} << 20;
 
 /// What --memory-limit leaves after the ranks that were planned before.
 class Allowance {
@@ -34,14 +38,19 @@ class Allowance {
   std::uint64_t left_;
 };
 
-/// The ranks of a group with `ranks` daemons on all nodes together that this node starts.
-std::vector<RankPlan> own_ranks(std::uint32_t ranks, const NodesPlan& nodes) {
-  const bool shared = !nodes.single() && ranks > 1;
-  const std::uint32_t count = shared ? ranks / nodes.count : ranks;
-  const std::uint32_t first = shared ? nodes.rank * count : 0;
+/// The ranks of a group with `ranks` daemons on all nodes together that this node starts: on these devices,
+/// or in host memory without any.
+std::vector<RankPlan> own_ranks(std::uint32_t ranks, const NodesPlan& nodes,
+                                const std::vector<ChosenDevice>& devices) {
+  const std::uint32_t count = ranks_on_node(ranks, nodes);
+  const std::uint32_t first = count < ranks ? nodes.rank * count : 0;
   std::vector<RankPlan> own;
-  for (std::uint32_t rank = first; rank < first + count; ++rank)
-    own.push_back({rank, "HOST-" + std::to_string(rank)});
+  for (std::uint32_t i = 0; i < count; ++i) {
+    RankPlan& rank = own.emplace_back();
+    rank.rank = first + i;
+    rank.device_uuid = devices.empty() ? "HOST-" + std::to_string(rank.rank) : devices.at(i).uuid;
+    if (!devices.empty()) rank.ipc = devices.at(i).ipc;
+  }
   return own;
 }
 
@@ -59,9 +68,24 @@ std::string remembered_fingerprint(const std::vector<EntryPlan>& plans, DigestCa
   return key ? to_hex(key->fingerprint()) : "";
 }
 
+/// Fills in what the rank takes. unsupported where its device cannot hold the plan.
+Status measure(RankPlan& rank, const EntryPlan& plan) {
+  rank.memory = arena_nbytes(plan);
+  if (!rank.ipc) return {};
+  const Result<SlabPlan> slabs = plan_slabs(plan, kUsualGranularity, kSlabNbytes, kMostSlabs);
+  if (!slabs) return fail(slabs.error());
+  EntryPlan beside = plan;  // what is left for host memory
+  for (ImagePlan& image : beside.images) {
+    if (is_weights(image.kind)) image.nbytes = 0;
+  }
+  rank.device_memory = slabs->nbytes();
+  rank.memory = arena_nbytes(beside) + rank.device_memory;
+  return {};
+}
+
 /// The group whose ranks on this node hold `plans`.
-GroupPlan group_of(const LoadWish& wish, const std::vector<EntryPlan>& plans, std::vector<RankPlan> ranks,
-                   Allowance& allowance, DigestCache& cache) {
+Result<GroupPlan> group_of(const LoadWish& wish, const std::vector<EntryPlan>& plans,
+                           std::vector<RankPlan> ranks, Allowance& allowance, DigestCache& cache) {
   const EntryPlan& first = plans.front();
   GroupPlan group;
   group.role = first.role;
@@ -77,34 +101,78 @@ GroupPlan group_of(const LoadWish& wish, const std::vector<EntryPlan>& plans, st
   if (wish.nodes.single()) group.fingerprint = remembered_fingerprint(plans, cache);
   for (std::size_t i = 0; i < plans.size(); ++i) {
     group.nbytes += plans[i].nbytes();
-    group.ranks[i].memory = arena_nbytes(plans[i]);
-    if (Status fits = allowance.take(group.ranks[i]); !fits && !group.refusal) group.refusal = fits.error();
+    if (Status measured = measure(group.ranks[i], plans[i]); !measured) return fail(measured.error());
+  }
+  for (RankPlan& rank : group.ranks) {
+    if (Status fits = allowance.take(rank); !fits && !group.refusal) group.refusal = fits.error();
   }
   return group;
 }
 
-Result<GroupPlan> plan_target(const LoadWish& wish, Allowance& allowance, DigestCache& cache) {
+/// Plans a group for the devices, and where it is none for them but they are only the default, for host
+/// memory.
+template <class Plan>
+Result<GroupPlan> plan_on(const DeviceChoice& choice, std::string& note, const Plan& plan) {
+  Result<GroupPlan> group = plan(choice.devices);
+  if (group || !choice.on_device() || choice.asked || group.error().reason != Reason::unsupported)
+    return group;
+  Result<GroupPlan> in_host = plan(std::vector<ChosenDevice>());
+  if (in_host)
+    note =
+        std::string(to_string(in_host->role)) + " weights are held in host memory: " + group.error().message;
+  return in_host;
+}
+
+Result<GroupPlan> plan_target(const LoadWish& wish, const std::vector<ChosenDevice>& devices,
+                              Allowance& allowance, DigestCache& cache) {
   const draftroute::GroupRequest request{wish.route, Role::target};
   const Result<std::uint32_t> count = draftroute::ranks_with_bytes(request);
   if (!count) return fail(count.error());
-  std::vector<RankPlan> ranks = own_ranks(*count, wish.nodes);
+  std::vector<RankPlan> ranks = own_ranks(devices.empty() ? *count : wish.route.tp_size, wish.nodes, devices);
   std::vector<EntryPlan> plans;
   for (const RankPlan& rank : ranks) {
     Result<EntryPlan> plan = draftroute::plan_group_rank(request, rank.rank);
     if (!plan) return fail(std::move(plan.error()));
     plans.push_back(std::move(*plan));
   }
-  GroupPlan group = group_of(wish, plans, std::move(ranks), allowance, cache);
-  if (wish.name) group.name = *wish.name;
+  Result<GroupPlan> group = group_of(wish, plans, std::move(ranks), allowance, cache);
+  if (group && wish.name) group->name = *wish.name;
+  return group;
+}
+
+Result<GroupPlan> plan_draft(const LoadWish& wish, const std::vector<ChosenDevice>& devices,
+                             const EntryPlan& draft, Allowance& allowance, DigestCache& cache) {
+  std::vector<RankPlan> ranks = own_ranks(devices.empty() ? 1 : wish.route.tp_size, wish.nodes, devices);
+  std::vector<EntryPlan> plans;
+  for (const RankPlan& rank : ranks) plans.emplace_back(draft).rank = rank.rank;
+  return group_of(wish, plans, std::move(ranks), allowance, cache);
+}
+
+/// A draft that the devices which were asked for cannot hold: the target is served all the same.
+GroupPlan refused_draft(const LoadWish& wish, const EntryPlan& draft, const Error& error) {
+  GroupPlan group;
+  group.role = draft.role;
+  group.model = wish.route.target;
+  group.source = draft.source;
+  group.name = draft.name;
+  group.ranks = own_ranks(wish.route.tp_size, wish.nodes, wish.devices.devices);
+  group.port = wish.nodes.draft_port;
+  group.refusal = error;
   return group;
 }
 
 }  // namespace
 
+std::uint32_t ranks_on_node(std::uint32_t tp_size, const NodesPlan& nodes) {
+  return nodes.single() || tp_size == 1 ? tp_size : tp_size / nodes.count;
+}
+
 Result<PlannedGroups> plan_groups(const LoadWish& wish, DigestCache& cache) {
   PlannedGroups planned;
   Allowance allowance(wish.memory_limit);
-  Result<GroupPlan> target = plan_target(wish, allowance, cache);
+  Result<GroupPlan> target = plan_on(wish.devices, planned.device_note, [&](const auto& devices) {
+    return plan_target(wish, devices, allowance, cache);
+  });
   if (!target) return fail(std::move(target.error()));
   planned.groups.push_back(std::move(*target));
 
@@ -112,11 +180,12 @@ Result<PlannedGroups> plan_groups(const LoadWish& wish, DigestCache& cache) {
   const Result<draftroute::Decision> decision = draftroute::route(wish.route, &draft);
   if (!decision) return fail(decision.error());
   if (draft) {
-    std::vector<EntryPlan> plans;
-    plans.push_back(std::move(*draft));
-    GroupPlan group = group_of(wish, plans, own_ranks(1, wish.nodes), allowance, cache);
-    if (wish.name && decision->inside_target) group.name = *wish.name;
-    planned.groups.push_back(std::move(group));
+    Result<GroupPlan> group = plan_on(wish.devices, planned.device_note, [&](const auto& devices) {
+      return plan_draft(wish, devices, *draft, allowance, cache);
+    });
+    if (!group) group = refused_draft(wish, *draft, group.error());
+    if (wish.name && decision->inside_target) group->name = *wish.name;
+    planned.groups.push_back(std::move(*group));
   } else if (wish.route.speculative || decision->kind != draftroute::DecisionKind::none) {
     planned.draft_note =
         "no draft0 group (" + std::string(to_string(decision->kind)) + "): " + decision->reason;

@@ -3,6 +3,9 @@
 
 include(GoogleTest)
 
+# Tests without label gpu mean host memory, or a driver of their own, whatever the machine has.
+set(WCACHE_NO_LIBCUDA WCACHE_LIBCUDA=set:/no-driver-in-tests/libcuda.so.1)
+
 add_custom_target(check_headers) # compiles every header alone; built on demand
 
 # wcache_library(NAME SOURCES file... [PUBLIC library...] [PRIVATE library...])
@@ -85,6 +88,7 @@ function(wcache_test NAME)
   add_executable(${NAME} ${arg_SOURCES})
   target_link_libraries(${NAME} PRIVATE ${arg_LIBS} wcache::gtest wcache_settings wcache_warnings)
   set_target_properties(${NAME} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  _wcache_no_libcuda(no_libcuda "${arg_LABELS}")
   gtest_discover_tests(
     ${NAME}
     TEST_PREFIX ${NAME}.
@@ -93,6 +97,7 @@ function(wcache_test NAME)
     PROPERTIES TIMEOUT ${arg_TIMEOUT}
                LABELS ${arg_LABELS}
                RUN_SERIAL ${serial}
+               ${no_libcuda}
                ENVIRONMENT WCACHE_BIN_DIR=${CMAKE_RUNTIME_OUTPUT_DIRECTORY})
 endfunction()
 
@@ -107,6 +112,7 @@ function(wcache_script_test NAME)
     set(arg_TIMEOUT 600)
   endif()
   _wcache_serial(serial "${arg_LABELS}")
+  _wcache_no_libcuda(no_libcuda "${arg_LABELS}")
   add_test(NAME ${NAME} COMMAND ${arg_COMMAND} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
   set_tests_properties(
     ${NAME}
@@ -114,6 +120,7 @@ function(wcache_script_test NAME)
                TIMEOUT ${arg_TIMEOUT}
                RUN_SERIAL ${serial}
                SKIP_RETURN_CODE 77
+               ${no_libcuda}
                ENVIRONMENT "WCACHE_BIN_DIR=${CMAKE_RUNTIME_OUTPUT_DIRECTORY}")
 endfunction()
 
@@ -180,6 +187,15 @@ function(_wcache_serial VARIABLE LABELS)
     set(${VARIABLE} OFF PARENT_SCOPE)
   else()
     set(${VARIABLE} ON PARENT_SCOPE)
+  endif()
+endfunction()
+
+# The property that hides the machine's own CUDA driver from a test; nothing for label gpu.
+function(_wcache_no_libcuda VARIABLE LABELS)
+  if(LABELS STREQUAL gpu)
+    set(${VARIABLE} "" PARENT_SCOPE)
+  else()
+    set(${VARIABLE} ENVIRONMENT_MODIFICATION ${WCACHE_NO_LIBCUDA} PARENT_SCOPE)
   endif()
 endfunction()
 

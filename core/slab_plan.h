@@ -12,6 +12,11 @@ namespace wcache {
 /// What lies in a slab begins at a multiple of this.
 inline constexpr std::uint64_t kSlabAlignment = 256;
 
+/// How plan_slabs is called for a device: few slabs are attached soon, and an allocation may be as large as
+/// its device.
+inline constexpr std::uint64_t kSlabNbytes = std::uint64_t{4} << 30;
+inline constexpr std::size_t kMostSlabs = 16;
+
 /// Where a segment lies on a device.
 struct SlabPlace {
   std::uint32_t slab = 0;
@@ -29,10 +34,10 @@ struct SlabPlan {
   std::uint64_t nbytes() const;  ///< of all slabs
 };
 
-/// Packs the segments of the weight images in order. A slab is closed when the next segment would take it past
-/// `slab_nbytes`; a larger segment has a slab of its own. Where that would give more than `most` slabs they
-/// are made larger. `granularity`: a power of two, at least kSlabAlignment. Reason::unsupported for weights
-/// that are no safetensors.
+/// Packs the segments of the weight images in order. A slab is closed when the next segment would take it
+/// past `slab_nbytes`; a larger segment has a slab of its own. Where that would give more than `most` slabs
+/// they are made larger. `granularity`: a power of two, at least kSlabAlignment. Reason::unsupported for
+/// weights that are no safetensors.
 Result<SlabPlan> plan_slabs(const EntryPlan& plan, std::uint64_t granularity, std::uint64_t slab_nbytes,
                             std::size_t most);
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/device_handle.h"
@@ -17,6 +18,11 @@ enum class DeviceIpc {
   vmm,     ///< a descriptor a slab: the memory lives as long as any of them, or a mapping, does
   legacy,  ///< a CUipcMemHandle a slab: the memory lives as long as the daemon's context
 };
+
+/// As --ipc spells it.
+constexpr std::string_view to_string(DeviceIpc ipc) {
+  return ipc == DeviceIpc::vmm ? "vmm" : "legacy";
+}
 
 /// The weights of one rank on its device: filled, in the slabs of a SlabPlan, never written again. Safe for
 /// concurrent use.

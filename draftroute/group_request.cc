@@ -7,13 +7,14 @@
 namespace wcache::draftroute {
 namespace {
 
-Result<EntryPlan> plan_routed_draft(const GroupRequest& request) {
+Result<EntryPlan> plan_routed_draft(const GroupRequest& request, std::uint32_t rank) {
   std::optional<EntryPlan> plan;
   Result<Decision> decision = route(request.route, &plan);
   if (!decision) return fail(std::move(decision.error()));
   if (!plan)
     return fail(Reason::unsupported, "the draft is not cached: " + decision->reason, {},
                 "speculative-config");
+  plan->rank = rank;
   return std::move(*plan);
 }
 
@@ -27,7 +28,7 @@ Result<std::uint32_t> ranks_with_bytes(const GroupRequest& request) {
 }
 
 Result<EntryPlan> plan_group_rank(const GroupRequest& request, std::uint32_t rank) {
-  if (request.role != Role::target && request.route.speculative) return plan_routed_draft(request);
+  if (request.role != Role::target && request.route.speculative) return plan_routed_draft(request, rank);
   Result<Checkpoint> checkpoint = open_checkpoint(request.route.target);
   if (!checkpoint) return fail(std::move(checkpoint.error()));
   if (shard_ranks(*checkpoint) > 0)

@@ -19,7 +19,7 @@ struct GroupRequest {
 };
 
 /// How many ranks of the group hold bytes of their own, on all nodes together: tp_size for a checkpoint that
-/// is sharded by rank, else 1 (one daemon serves every rank from host memory).
+/// is sharded by rank, else 1 (one daemon serves every rank from host memory; on devices, each has the same).
 Result<std::uint32_t> ranks_with_bytes(const GroupRequest& request);
 
 /// What rank `rank` of the group has to hold: the one place that turns a request into a plan. For role draft0

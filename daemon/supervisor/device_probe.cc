@@ -1,5 +1,6 @@
 #include "daemon/supervisor/device_probe.h"
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -9,6 +10,8 @@
 #include <array>
 #include <cerrno>
 #include <cstdlib>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "core/fd.h"
@@ -60,6 +63,13 @@ bool listen(const Process& process, int fd, const DeviceProbe& probe, std::strin
   return true;
 }
 
+DeviceProbe probe_beside(const std::string& directory) {
+  DeviceProbe probe;
+  const char* path = std::getenv("PATH");
+  probe.wcached = find_program("wcached", directory, path == nullptr ? "" : path).value_or("");
+  return probe;
+}
+
 }  // namespace
 
 DeviceReport DeviceProbe::run(const DeviceView& view) const {
@@ -92,11 +102,16 @@ DeviceReport DeviceProbe::run(const DeviceView& view) const {
 }
 
 DeviceProbe machine_probe() {
-  DeviceProbe probe;
-  const char* path = std::getenv("PATH");
-  if (const Result<std::string> own = program_directory())
-    probe.wcached = find_program("wcached", *own, path == nullptr ? "" : path).value_or("");
-  return probe;
+  return probe_beside(program_directory().value_or(""));
+}
+
+DeviceProbe library_probe() {
+  Dl_info library{};
+  if (dladdr(reinterpret_cast<void*>(&library_probe), &library) == 0 || library.dli_fname == nullptr)
+    return probe_beside("");
+  std::error_code error;
+  const std::filesystem::path file = std::filesystem::canonical(library.dli_fname, error);
+  return probe_beside((file.parent_path().parent_path() / "bin").string());
 }
 
 }  // namespace wcache

@@ -25,7 +25,10 @@ struct DeviceProbe {
   DeviceReport run(const DeviceView& view = {}) const;
 };
 
-/// The probe with the wcached that belongs to this program (find_program).
+/// The probe with the wcached that belongs to this program: beside it, else on the PATH.
 DeviceProbe machine_probe();
+/// The same for a shared library that this is linked into: in bin beside the library's directory, else on the
+/// PATH.
+DeviceProbe library_probe();
 
 }  // namespace wcache

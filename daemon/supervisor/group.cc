@@ -77,12 +77,13 @@ std::vector<std::string> Group::arguments_of(const GroupPlan& plan, const RankPl
                                     "--rank",        std::to_string(rank.rank),
                                     "--name",        plan.name,
                                     "--run-dir",     launch.run_dir.path(),
-                                    "--device",      launch.device,
+                                    "--device",      rank.ipc ? "cuda:" + rank.device_uuid : "host",
                                     "--launcher-fd", std::to_string(launcher_fd)};
   const auto add = [&](const char* option, std::string value) {
     words.emplace_back(option);
     words.push_back(std::move(value));
   };
+  if (rank.ipc) add("--ipc", std::string(to_string(*rank.ipc)));
   words.insert(words.end(), plan.key_words.begin(), plan.key_words.end());
   if (plan.grouped()) {
     words.emplace_back("--grouped");

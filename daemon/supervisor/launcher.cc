@@ -42,6 +42,23 @@ bool settled(GroupPhase phase) {
   return phase == GroupPhase::failed || phase == GroupPhase::evicted;
 }
 
+template <class Ranks>
+std::string devices_of(const Ranks& ranks) {
+  std::string text;
+  for (const auto& rank : ranks) text += (text.empty() ? "" : ", ") + rank.device_uuid;
+  return text;
+}
+
+/// One role and fingerprint has one group, wherever it is.
+std::optional<Error> other_device(const GroupPlan& plan, const GroupStatus& served) {
+  const std::string there = devices_of(served.ranks), wanted = devices_of(plan.ranks);
+  if (there == wanted) return std::nullopt;
+  return Error{
+      Reason::mismatch,
+      "device: " + served.role + "/" + served.fingerprint + " is served on " + there + ", not on " + wanted,
+      "evict it first, or leave --device out to take it where it is", "device"};
+}
+
 }  // namespace
 
 void StopSignals::block() {
@@ -136,15 +153,16 @@ void Launcher::start(Member& member) {
   static_cast<void>(member.group.start(plan_));  // a failure is the group's own, and announced as such
 }
 
-/// What a group that is about to start will take, and what others have not taken yet.
+/// The host memory that a group which is about to start will take, and what others have not taken yet.
 std::uint64_t Launcher::memory_to_come(const Member& member) const {
   std::uint64_t sum = 0;
-  for (const RankPlan& rank : member.group.plan().ranks) sum += rank.memory;
+  for (const RankPlan& rank : member.group.plan().ranks) sum += rank.memory - rank.device_memory;
   for (const Member& other : members_) {
     if (&other == &member || other.group.phase() != GroupPhase::pending) continue;
     const std::vector<RankStatus> records = other.group.records();
     for (std::size_t i = 0; i < records.size(); ++i) {
-      if (records[i].state == State::starting) sum += other.group.plan().ranks[i].memory;
+      const RankPlan& rank = other.group.plan().ranks[i];
+      if (records[i].state == State::starting) sum += rank.memory - rank.device_memory;
     }
   }
   return sum;
@@ -224,6 +242,8 @@ void Launcher::look_after_elsewhere(Member& member, const Sighting& seen) {
   });
   if (served != seen.node->groups.end()) {
     member.unknown_since.reset();
+    if (std::optional<Error> other = plan_.device_asked ? other_device(plan, *served) : std::nullopt)
+      return member.group.abandon(std::move(*other));
     if (served->state != State::ready || !shown(entry_of(member.group), seen)) return;
     if (!member.group.served_elsewhere()) return;
     console_.note(entry_of(member.group) + " is already served by pid " +

@@ -8,15 +8,18 @@
 
 #include "core/entry_plan.h"
 #include "core/result.h"
+#include "daemon/device_entry.h"
 #include "ipc/run_dir.h"
 
 namespace wcache {
 
 struct RankPlan {
   std::uint32_t rank = 0;
-  std::string device_uuid;         ///< "HOST-0"
-  std::uint64_t memory = 0;        ///< it will take, bytes; 0: not known
-  std::uint64_t memory_limit = 0;  ///< what the user leaves it, bytes; 0: no limit
+  std::string device_uuid;            ///< "HOST-0", "GPU-..."
+  std::uint64_t memory = 0;           ///< it will take, bytes; 0: not known
+  std::uint64_t memory_limit = 0;     ///< what the user leaves it, bytes; 0: no limit
+  std::optional<DeviceIpc> ipc = {};  ///< nullopt: host memory
+  std::uint64_t device_memory = 0;    ///< that part of `memory` which is the device's
 };
 
 /// One group of daemons to start: this node's part of it.
@@ -61,9 +64,9 @@ struct LaunchPlan {
   std::vector<GroupPlan> groups;
   std::optional<MountPlan> mount;               ///< nullopt: daemons only
   std::optional<std::chrono::seconds> timeout;  ///< for each group to be ready
-  std::string device = "host";
-  std::string log_level;  ///< handed on to the daemons; empty: theirs
-  std::string wcached;    ///< programs, by path
+  bool device_asked = false;  ///< groups that others serve elsewhere than planned here will not do
+  std::string log_level;      ///< handed on to the daemons; empty: theirs
+  std::string wcached;        ///< programs, by path
   std::string wcachefs;
   NodesPlan nodes = {};
 };

@@ -182,6 +182,72 @@ TEST_F(PlanGroups, AWrongTensorParallelSizeIsRefused) {
   }
 }
 
+TEST_F(PlanGroups, OnDevicesEveryRankHasADaemonThoughAllHoldTheSame) {
+  make_mtp_model();
+  LoadWish with = wish(2);
+  with.route.speculative = mtp_;
+  with.devices.devices = {{"GPU-1", DeviceIpc::vmm}, {"GPU-2", DeviceIpc::legacy}};
+  const PlannedGroups groups = planned(with);
+  ASSERT_EQ(groups.groups.size(), 2U);
+  EXPECT_EQ(groups.device_note, "");
+  for (const GroupPlan& group : groups.groups) {
+    ASSERT_EQ(group.ranks.size(), 2U);
+    EXPECT_EQ(group.tp_size, 1U) << "of the key: the same as in host memory";
+    EXPECT_TRUE(group.grouped());
+    for (const std::size_t i : {0U, 1U}) {
+      const RankPlan& rank = group.ranks[i];
+      EXPECT_EQ(rank.rank, i);
+      EXPECT_EQ(rank.device_uuid, with.devices.devices[i].uuid);
+      EXPECT_EQ(rank.ipc, with.devices.devices[i].ipc);
+      EXPECT_GE(rank.device_memory, std::uint64_t{2} << 20);
+      EXPECT_GT(rank.memory, rank.device_memory) << "other files and the manifest are in host memory";
+    }
+  }
+}
+
+TEST_F(PlanGroups, ANodeHasDevicesForItsOwnRanks) {
+  make_mtp_model();
+  LoadWish second = wish(4);
+  second.nodes = node(1, 2);
+  EXPECT_EQ(ranks_on_node(4, second.nodes), 2U);
+  EXPECT_EQ(ranks_on_node(1, second.nodes), 1U);
+  second.devices.devices = {{"GPU-1", DeviceIpc::vmm}, {"GPU-2", DeviceIpc::vmm}};
+  const GroupPlan group = planned(second).groups.at(0);
+  ASSERT_EQ(group.ranks.size(), 2U);
+  EXPECT_EQ(group.ranks[0].rank, 2U);
+  EXPECT_EQ(group.ranks[0].device_uuid, "GPU-1");
+  EXPECT_EQ(group.ranks[1].rank, 3U);
+  EXPECT_EQ(group.ranks[1].device_uuid, "GPU-2");
+}
+
+TEST_F(PlanGroups, WhatNoDeviceHoldsIsInHostMemoryUnlessADeviceWasAskedFor) {
+  file("config.json", R"({"architectures":["Qwen2ForCausalLM"],"model_type":"qwen2"})");
+  file("pytorch_model.bin", std::string(4096, 'x'));
+  LoadWish with = wish(2);
+  with.devices.devices = {{"GPU-1", DeviceIpc::vmm}, {"GPU-2", DeviceIpc::vmm}};
+  const PlannedGroups groups = planned(with);
+  EXPECT_EQ(devices_of(groups.groups.at(0)), Devices{"HOST-0"});
+  EXPECT_FALSE(groups.groups[0].ranks[0].ipc);
+  EXPECT_NE(groups.device_note.find("pytorch_model.bin is no safetensors"), std::string::npos)
+      << groups.device_note;
+  with.devices.asked = true;
+  const Result<PlannedGroups> refused = plan_groups(with, cache_);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().reason, Reason::unsupported);
+  EXPECT_EQ(refused.error().key, "--device");
+}
+
+TEST_F(PlanGroups, TheMemoryLimitCountsWhatLiesOnDevices) {
+  make_mtp_model();
+  LoadWish with = wish(2);
+  with.devices.devices = {{"GPU-1", DeviceIpc::vmm}, {"GPU-2", DeviceIpc::vmm}};
+  const std::uint64_t one = planned(with).groups.at(0).ranks[0].memory;
+  with.memory_limit = 2 * one;
+  EXPECT_FALSE(planned(with).groups.at(0).refusal);
+  with.memory_limit = 2 * one - 1;
+  EXPECT_TRUE(planned(with).groups.at(0).refusal);
+}
+
 TEST_F(PlanGroups, TheTargetTakesItsMemoryFirstAndTheDraftWhatIsLeft) {
   make_mtp_model();
   LoadWish with = wish();

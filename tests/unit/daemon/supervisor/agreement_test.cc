@@ -41,7 +41,7 @@ class AgreementTest : public testing::Test {
                       .groups = {},
                       .mount = std::nullopt,
                       .timeout = 20s,
-                      .device = "host",
+                      .device_asked = false,
                       .log_level = {},
                       .wcached = {},
                       .wcachefs = {}};

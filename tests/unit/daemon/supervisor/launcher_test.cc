@@ -63,7 +63,7 @@ class LauncherTest : public testing::Test {
                     .groups = {},
                     .mount = std::nullopt,
                     .timeout = std::nullopt,
-                    .device = "host",
+                    .device_asked = false,
                     .log_level = {},
                     .wcached = FAKE_WCACHED_PROGRAM,
                     .wcachefs = FAKE_WCACHEFS_PROGRAM};
