@@ -115,11 +115,13 @@ GroupStatus group_of(std::vector<RankStatus> records) {
     take(group.fingerprint, rank.fingerprint);
     take(group.layout, rank.layout);
     take(group.source, rank.source);
-    group.nbytes += rank.nbytes;
-    group.tensors += rank.tensors;
     group.tp_size = std::max(group.tp_size, rank.tp_size);
     if (rank.state == group.state) group.since = std::max(group.since, rank.since);
     add_holders(group, rank);
+  }
+  for (const RankStatus& rank : group.ranks) {
+    group.nbytes = group.alike() ? std::max(group.nbytes, rank.nbytes) : group.nbytes + rank.nbytes;
+    group.tensors = group.alike() ? std::max(group.tensors, rank.tensors) : group.tensors + rank.tensors;
   }
   if (group.ranks.size() < node_ranks && group.state != State::failed) {
     group.state = State::failed;
@@ -163,6 +165,15 @@ void apply_mount(GroupStatus& group, const MountStatus& mount) {
   }
 }
 
+/// All ranks together; where they hold the same, the one that is furthest behind.
+template <class Value>
+Value of_ranks(const GroupStatus& group, Value RankStatus::*member) {
+  if (group.alike()) return std::ranges::min(group.ranks, {}, &RankStatus::filled).*member;
+  Value sum{};
+  for (const RankStatus& rank : group.ranks) sum += rank.*member;
+  return sum;
+}
+
 auto order_of(const GroupStatus& group) {
   return std::tuple<bool, std::string_view, std::string_view, double, std::string_view>(
       group.role != "target", group.role, group.name, group.since, group.fingerprint);
@@ -170,16 +181,16 @@ auto order_of(const GroupStatus& group) {
 
 }  // namespace
 
+bool GroupStatus::alike() const {
+  return tp_size == 1 && ranks.size() > 1;
+}
+
 std::uint64_t GroupStatus::filled() const {
-  std::uint64_t sum = 0;
-  for (const RankStatus& rank : ranks) sum += rank.filled;
-  return sum;
+  return of_ranks(*this, &RankStatus::filled);
 }
 
 double GroupStatus::rate() const {
-  double sum = 0;
-  for (const RankStatus& rank : ranks) sum += rank.rate;
-  return sum;
+  return of_ranks(*this, &RankStatus::rate);
 }
 
 NodeStatus merge_status(std::string run_dir, std::vector<StatusAnswer> answers) {

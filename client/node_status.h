@@ -24,14 +24,15 @@ struct GroupStatus {
   std::string draft, target;  ///< directory of what belongs to it, of the other role, while it is shown
   std::string layout;
   std::string source;
-  std::uint64_t nbytes = 0;   ///< of all ranks
-  std::uint64_t tensors = 0;  ///< of all ranks
+  std::uint64_t nbytes = 0;   ///< of all ranks; once, where each holds the same (`alike`)
+  std::uint64_t tensors = 0;  ///< likewise
   std::uint32_t tp_size = 0;
   std::vector<Holder> holders;    ///< sorted by pid, each once
   bool holders_complete = true;   ///< false where somebody's /proc could not be read
   std::vector<RankStatus> ranks;  ///< sorted by rank, one each
   double since = 0;               ///< when `state` began, Unix time
 
+  bool alike() const;  ///< whether its ranks hold the same, each on a device of its own
   std::uint64_t filled() const;
   double rate() const;
 };

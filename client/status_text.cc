@@ -73,10 +73,14 @@ std::string rank_note(const GroupStatus& group, const RankStatus& rank) {
   add(text, rank.pid == 0 ? "" : "pid " + std::to_string(rank.pid));
   add(text, rank.device_uuid);
   add(text, rank.tier);
+  add(text, rank.tier == "cuda" ? rank.ipc_kind : "");
   add(text, rank.pages.empty() ? "" : rank.pages + " pages");
   add(text, rank.fill_path.empty() ? "" : "filled by " + rank.fill_path);
   const bool serves = rank.state == State::ready || rank.state == State::orphaned;
-  add(text, serves && !rank.survives ? "mappings do not outlive the mount" : "");
+  add(text, serves && rank.context ? "a context on the device" : "");
+  const char* mortal =
+      rank.tier == "cuda" ? "mappings do not outlive the daemon" : "mappings do not outlive the mount";
+  add(text, serves && !rank.survives ? mortal : "");
   return text;
 }
 

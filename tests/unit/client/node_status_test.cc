@@ -68,6 +68,25 @@ TEST(MergeStatus, TheDaemonIsBelievedBeforeItsLauncher) {
   EXPECT_EQ(node.launchers, std::vector<std::int32_t>{7});
 }
 
+TEST(MergeStatus, WhatRanksOnDevicesHoldAlikeCountsOnce) {
+  RankStatus first = rank_of(State::filling, 11), second = rank_of(State::filling, 12);
+  second.rank = 1;
+  first.filled = 600;
+  second.filled = 400;
+  first.rate = 20;
+  second.rate = 10;
+  const NodeStatus node =
+      merge_status("/run/wcache", {answer(Kind::rank, {first}), answer(Kind::rank, {second})});
+  ASSERT_EQ(node.groups.size(), 1U);
+  const GroupStatus& group = node.groups[0];
+  ASSERT_EQ(group.ranks.size(), 2U);
+  EXPECT_TRUE(group.alike());
+  EXPECT_EQ(group.nbytes, 1000U);
+  EXPECT_EQ(group.tensors, 3U);
+  EXPECT_EQ(group.filled(), 400U);
+  EXPECT_EQ(group.rate(), 10);
+}
+
 TEST(MergeStatus, AFailedSecondTryDoesNotHideTheGroupThatServes) {
   RankStatus again = rank_of(State::failed, 12);
   again.reason = "busy";
@@ -133,8 +152,9 @@ TEST(MergeStatus, AGroupIsWhatItsLastRankIs) {
   second.rank = 1;
   second.filled = 400;
   second.rate = 50;
-  const NodeStatus node =
-      merge_status("/run/wcache", {answer(Kind::launcher, {second, rank_of(State::ready, 11)})});
+  RankStatus first = rank_of(State::ready, 11);
+  first.tp_size = second.tp_size = 2;
+  const NodeStatus node = merge_status("/run/wcache", {answer(Kind::launcher, {second, first})});
   ASSERT_EQ(node.groups.size(), 1U);
   const GroupStatus& group = node.groups[0];
   EXPECT_EQ(group.state, State::filling);

@@ -66,6 +66,25 @@ TEST(StatusText, SaysWhatIsUnsure) {
     EXPECT_NE(text.find(part), std::string::npos) << part;
 }
 
+TEST(StatusText, ARankOnADeviceSaysHowItIsShared) {
+  NodeStatus node = sample();
+  RankStatus& rank = node.groups[0].ranks[0];
+  rank.device_uuid = "GPU-1";
+  rank.tier = "cuda";
+  rank.pages = "";
+  rank.ipc_kind = "cuda-vmm";
+  EXPECT_NE(
+      status_text(node, 1070).find("  rank 0, pid 11, GPU-1, cuda, cuda-vmm, filled by io_uring-direct\n"),
+      std::string::npos);
+  rank.ipc_kind = "cuda-ipc";
+  rank.context = true;
+  rank.survives = false;
+  EXPECT_NE(status_text(node, 1070)
+                .find("cuda-ipc, filled by io_uring-direct, a context on the device, mappings do not outlive "
+                      "the daemon\n"),
+            std::string::npos);
+}
+
 TEST(StatusText, AFillShowsHowFarItIs) {
   NodeStatus node = sample();
   node.groups[0].state = State::filling;
