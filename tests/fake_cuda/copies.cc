@@ -14,6 +14,7 @@ namespace wcache::fake_cuda {
 namespace {
 
 constexpr std::uint64_t kBounceBytes = 1 << 20;
+constexpr std::chrono::milliseconds kHoldPoll(1);
 
 /// Reads or writes a piece's bytes. The kernel reads and writes the host's side, so that host memory which is
 /// not there is an error and no crash.
@@ -146,6 +147,7 @@ CUresult ask_copy(State& state, std::unique_lock<std::mutex>& lock, CUdevice con
 CUresult do_copy(State& state, std::unique_lock<std::mutex>& lock, const Copy& copy, CUdevice context) {
   const std::chrono::microseconds delay(state.config.copy_delay_us);
   lock.unlock();
+  while (!copy.pageable && state.directory.holds_copies()) std::this_thread::sleep_for(kHoldPoll);
   if (delay.count() > 0) std::this_thread::sleep_for(delay);
   lock.lock();
   if (state.sticky != CUDA_SUCCESS) return state.sticky;

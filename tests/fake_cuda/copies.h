@@ -15,7 +15,8 @@ struct State;
 CUresult ask_copy(State& state, std::unique_lock<std::mutex>& lock, CUdevice context, Copy copy,
                   CUstream stream);
 
-/// Waits as the configuration says, then copies; the lock is let go of meanwhile. 700 breaks the context.
+/// Waits while copies are held and as the configuration says, then copies; the lock is let go of meanwhile.
+/// 700 breaks the context.
 CUresult do_copy(State& state, std::unique_lock<std::mutex>& lock, const Copy& copy, CUdevice context);
 
 }  // namespace wcache::fake_cuda

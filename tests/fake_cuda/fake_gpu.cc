@@ -60,6 +60,7 @@ FakeGpu::FakeGpu(const FakeMachine& machine) : directory_(make_directory()) {
 }
 
 FakeGpu::~FakeGpu() {
+  let_copies_go();
   if (!environment_before_.empty()) FakeDriver().restart();
   for (const auto& [name, value] : environment_before_) {
     value ? setenv(name.c_str(), value->c_str(), 1) : unsetenv(name.c_str());
@@ -112,6 +113,15 @@ void FakeGpu::enter_here(std::string_view failures) {
     setenv(name.c_str(), variable.c_str() + equals + 1, 1);
   }
   FakeDriver().restart();
+}
+
+void FakeGpu::hold_copies() {
+  std::ofstream(directory_ / "hold") << '\n';
+}
+
+void FakeGpu::let_copies_go() {
+  std::error_code ignored;
+  std::filesystem::remove(directory_ / "hold", ignored);
 }
 
 std::vector<FakeGpu::Context> FakeGpu::contexts() const {

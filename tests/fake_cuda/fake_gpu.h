@@ -62,6 +62,12 @@ class FakeGpu {
   /// here.
   void enter_here(std::string_view failures = {});
 
+  /// Copies with registered host memory, and those on the device, wait in their streams from now on, in every
+  /// process, until let_copies_go(): what a program does before its copies are done is then no matter of
+  /// time. Whoever waits for such a copy hangs.
+  void hold_copies();
+  void let_copies_go();
+
   struct Context {
     int device;
     pid_t pid;

@@ -57,6 +57,13 @@ class FakeGpu:
         environment["WCACHE_FAKE_CUDA_FAIL"] = failures
         return environment
 
+    def hold_copies(self) -> None:
+        """Copies with registered memory wait from now on, in every process, until let_copies_go()."""
+        (self.directory / "hold").touch()
+
+    def let_copies_go(self) -> None:
+        (self.directory / "hold").unlink(missing_ok=True)
+
     def contexts(self) -> list[tuple[int, int]]:
         """(device, pid) of each primary context that lives."""
         found = [path for path in (self.directory / "contexts").glob("d*") if is_held(path)]

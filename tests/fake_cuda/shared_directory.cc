@@ -113,6 +113,10 @@ void SharedDirectory::remove_context(int device) const {
   unlink((path_ / "contexts" / context_name(device, getpid())).c_str());
 }
 
+bool SharedDirectory::holds_copies() const {
+  return access((path_ / "hold").c_str(), F_OK) == 0;
+}
+
 void SharedDirectory::note_error(std::string_view line) const {
   OwnFd fd(open((path_ / "errors").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
   const std::string text = std::string(line) + "\n";

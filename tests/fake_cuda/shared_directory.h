@@ -16,6 +16,7 @@ namespace wcache::fake_cuda {
 /// What the processes of one fake machine share: a directory of
 ///
 ///   config                         read by each process at its first driver call (config.h)
+///   hold                           while it is there, no copy with registered memory is done
 ///   lock                           flocked while memory or contexts are made and counted
 ///   memory/d<device>-<kind>-<pid>-<n>   one allocation's bytes; kind is vmm or legacy, pid its maker's
 ///   contexts/d<device>-<pid>       one process's primary context
@@ -62,6 +63,8 @@ class SharedDirectory {
   OwnFd create_memory(int device, Kind kind, std::uint64_t bytes, std::string& name) const;
   OwnFd create_context(int device) const;
   void remove_context(int device) const;
+
+  bool holds_copies() const;
 
   void note_error(std::string_view line) const;
 
