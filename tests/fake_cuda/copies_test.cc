@@ -109,6 +109,15 @@ TEST_F(CopiesTest, NoCopyIsPartlyRegistered) {
   EXPECT_EQ(cuda_.cuStreamSynchronize(stream_), CUDA_SUCCESS);
 }
 
+TEST_F(CopiesTest, AllOfAContextCanBeWaitedFor) {
+  start_with_delay(1000);
+  stage(1);
+  ASSERT_EQ(cuda_.cuMemcpyHtoDAsync_v2(address_, staging_, kMiB, stream_), CUDA_SUCCESS);
+  EXPECT_EQ(cuda_.cuCtxSynchronize(), CUDA_SUCCESS);
+  EXPECT_EQ(cuda_.cuStreamQuery(stream_), CUDA_SUCCESS);
+  EXPECT_EQ(counter("bytes_to_device"), kMiB);
+}
+
 TEST_F(CopiesTest, BadArguments) {
   start_with_delay(0);
   const auto bad_stream = reinterpret_cast<CUstream>(0x1234);
@@ -141,7 +150,7 @@ TEST_F(CopiesTest, UnmappingUnderACopyBreaksTheContext) {
   ASSERT_EQ(cuda_.cuMemcpyHtoDAsync_v2(vmm, staging_, kMiB, stream_), CUDA_SUCCESS);
   unmap_vmm(vmm, kGranularity);
   gpu_.let_copies_go();
-  EXPECT_EQ(cuda_.cuStreamSynchronize(stream_), CUDA_ERROR_ILLEGAL_ADDRESS);
+  EXPECT_EQ(cuda_.cuCtxSynchronize(), CUDA_ERROR_ILLEGAL_ADDRESS);
 }
 
 TEST_F(CopiesTest, LegacyMemoryThatBreaksUnderACopy) {

@@ -161,7 +161,7 @@ CUresult CUDAAPI cuCtxGetDevice(CUdevice* device) {
 CUresult CUDAAPI cuCtxSynchronize(void) {
   return enter(Function::cuCtxSynchronize, Needs::context, [&](const Call& call) {
     fake::wait_for_streams(call.state, call.lock);
-    return CUDA_SUCCESS;
+    return call.state.sticky;
   });
 }
 
