@@ -68,19 +68,6 @@ std::vector<Fd> duplicates(const std::vector<Fd>& fds) {
   return copies;
 }
 
-/// What the slabs of a device would hold.
-std::vector<std::string> slab_bytes(const TestEntry& entry) {
-  std::vector<std::string> slabs;
-  for (const std::uint64_t nbytes : entry.slab_plan.slabs) slabs.emplace_back(nbytes, '\0');
-  for (std::size_t i = 0; i < entry.slab_plan.images.size(); ++i)
-    for (std::size_t s = 0; s < entry.slab_plan.images[i].size(); ++s) {
-      const Segment& segment = entry.plan.images[i].segments[s];
-      const SlabPlace& place = entry.slab_plan.images[i][s];
-      slabs[place.slab].replace(place.offset, segment.nbytes, entry.bytes[i], segment.offset, segment.nbytes);
-    }
-  return slabs;
-}
-
 void move_to_device(TestEntry& entry, const TestDevice& device) {
   for (std::size_t i = 0; i < entry.plan.images.size(); ++i)
     if (is_weights(entry.plan.images[i].kind)) entry.arena.images[i].reset();
@@ -107,6 +94,18 @@ std::vector<Fd> TestEntry::slab_copies() const {
 
 Fd TestEntry::manifest() const {
   return need(arena.manifest.duplicate(), "the manifest");
+}
+
+std::vector<std::string> slab_bytes(const TestEntry& entry) {
+  std::vector<std::string> slabs;
+  for (const std::uint64_t nbytes : entry.slab_plan.slabs) slabs.emplace_back(nbytes, '\0');
+  for (std::size_t i = 0; i < entry.slab_plan.images.size(); ++i)
+    for (std::size_t s = 0; s < entry.slab_plan.images[i].size(); ++s) {
+      const Segment& segment = entry.plan.images[i].segments[s];
+      const SlabPlace& place = entry.slab_plan.images[i][s];
+      slabs[place.slab].replace(place.offset, segment.nbytes, entry.bytes[i], segment.offset, segment.nbytes);
+    }
+  return slabs;
 }
 
 TestEntry make_test_entry(std::vector<TestFile> files, const TestEntryOptions& options) {

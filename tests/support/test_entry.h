@@ -61,6 +61,9 @@ struct TestEntry {
   std::vector<Fd> slab_copies() const;  ///< duplicates
 };
 
+/// What the slabs of the entry's plan hold, each as long as it is.
+std::vector<std::string> slab_bytes(const TestEntry& entry);
+
 /// Builds an entry of `files` the way a daemon does, without a disk. A failure aborts.
 TestEntry make_test_entry(std::vector<TestFile> files, const TestEntryOptions& options = {});
 

@@ -1,10 +1,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <poll.h>
-#include <unistd.h>
 
-#include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -15,132 +13,16 @@
 #include <vector>
 
 #include "client/wcache.h"
-#include "ipc/client.h"
-#include "ipc/listener.h"
 #include "ipc/run_dir.h"
 #include "tests/support/test_entry.h"
+#include "tests/unit/client/rank_server.h"
 #include "tests/unit/client/temporary_directory.h"
 
 namespace wcache {
 namespace {
 
 using std::chrono::milliseconds;
-using std::chrono::seconds;
 using testing::HasSubstr;
-
-/// What a daemon says of the entry it plays.
-struct Says {
-  State state = State::ready;
-  Role role = Role::target;
-  std::string name = "tiny";
-  std::string fingerprint = {};  ///< empty: the entry's own
-  std::string device = "HOST-0";
-  bool drop_last_file = false;
-  std::uint32_t rank = 0;
-};
-
-/// A daemon played by the test: status, descriptors, and a count of who is attached. Connections are served
-/// by a thread each.
-class RankServer {
- public:
-  RankServer(const RunDir& run_dir, test::TestEntry entry, Says says = {})
-      : entry_(std::move(entry)),
-        says_(std::move(says)),
-        listener_(
-            Listener::bind(
-                SocketLock::take(run_dir.rank_socket(says_.role, entry_.fingerprint, says_.device)).value())
-                .value()),
-        thread_([this] { run(); }) {}
-
-  ~RankServer() {
-    stop_ = true;
-    thread_.join();
-    for (std::thread& thread : served_) thread.join();
-  }
-
-  std::string fingerprint() const { return entry_.directory(); }
-  int attached() const { return attached_; }
-
-  bool attached_becomes(int wanted) const {
-    for (int i = 0; i < 1000 && attached_ != wanted; ++i) std::this_thread::sleep_for(milliseconds(5));
-    return attached_ == wanted;
-  }
-
- private:
-  void run() {
-    while (!stop_) {
-      pollfd item{listener_.fd(), POLLIN, 0};
-      if (poll(&item, 1, 5) <= 0) continue;
-      Result<std::optional<Connection>> connection = listener_.accept();
-      if (!connection || !*connection) continue;
-      served_.emplace_back([this, peer = std::move(**connection)]() mutable { serve(peer); });
-    }
-  }
-
-  void serve(Connection& connection) {
-    bool client = false;
-    bool lease = false;
-    while (!stop_) {
-      const auto message = connection.receive({}, deadline_in(milliseconds(20)));
-      if (!message && message.error().reason == Reason::timeout) continue;
-      if (!message || !*message) break;
-      const Envelope request = decode((*message)->bytes).value();
-      if (const Hello* hello = std::get_if<Hello>(&request.body)) {
-        client = hello->purpose == Purpose::client;
-        reply(connection, {request.id, HelloReply{kMaxProtocolVersion, getpid()}});
-      } else if (std::holds_alternative<StatusRequest>(request.body)) {
-        reply(connection, {request.id, status()});
-      } else {
-        hand_out(connection, request.id);
-        lease = client;
-        if (lease) ++attached_;
-      }
-    }
-    if (lease) --attached_;
-  }
-
-  Body status() const {
-    RankStatus rank;
-    rank.role = to_string(says_.role);
-    rank.name = says_.name;
-    rank.fingerprint = says_.fingerprint.empty() ? fingerprint() : says_.fingerprint;
-    rank.state = says_.state;
-    rank.rank = says_.rank;
-    rank.pid = getpid() + static_cast<std::int32_t>(says_.rank);  // a process each
-    rank.socket = listener_.path();
-    rank.tier = "host";
-    if (says_.state == State::failed) {
-      rank.reason = "over-budget";
-      rank.message = "needs 9 GiB";
-      rank.hint = "raise the limit";
-    }
-    StatusReply reply;
-    reply.pid = getpid();
-    reply.ranks.push_back(rank);
-    return reply;
-  }
-
-  void hand_out(Connection& connection, std::uint32_t id) const {
-    std::vector<int> fds{entry_.arena.manifest.get()};
-    for (const Fd& image : entry_.arena.images) fds.push_back(image.get());
-    if (says_.drop_last_file) fds.pop_back();
-    const auto count = static_cast<std::uint32_t>(fds.size());
-    reply(connection, {id, AttachReply{count, entry_.manifest_nbytes}});
-    reply(connection, {id, Descriptors{0, count}}, fds);
-  }
-
-  static void reply(Connection& connection, const Envelope& envelope, const std::vector<int>& fds = {}) {
-    (void)connection.send(encode(envelope).value(), fds, deadline_in(seconds(5)));
-  }
-
-  const test::TestEntry entry_;
-  const Says says_;
-  Listener listener_;
-  std::atomic<bool> stop_ = false;
-  std::atomic<int> attached_ = 0;
-  std::vector<std::thread> served_;  // of thread_ alone until it has ended
-  std::thread thread_;
-};
 
 class Library : public testing::Test {
  protected:
@@ -186,6 +68,17 @@ TEST_F(Library, GivesTheBytesOfEveryTensor) {
     EXPECT_STREQ(tensor.dtype, "U8");
     ASSERT_EQ(tensor.ndim, 1U);
     EXPECT_EQ(tensor.shape[0], tensor.nbytes);
+    EXPECT_EQ(tensor.number, i);
+    EXPECT_EQ(static_cast<const std::byte*>(tensor.base) + tensor.offset, tensor.data);
+    EXPECT_EQ(tensor.base_nbytes, file.bytes.size());
+    EXPECT_EQ(tensor.slab_offset, tensor.offset);
+    EXPECT_EQ(tensor.device_type, WCACHE_DEVICE_TYPE_CPU);
+    EXPECT_EQ(tensor.device, WCACHE_DEVICE_HOST);
+    EXPECT_EQ(tensor.read_only, 1);
+    std::string copy(tensor.nbytes - 7, '\0');
+    ASSERT_EQ(wcache_read(opened_, i, 7, copy.data(), copy.size()), WCACHE_OK) << wcache_last_message();
+    EXPECT_EQ(copy, file.bytes.substr(tensor.offset + 7, copy.size()));
+    EXPECT_EQ(wcache_read(opened_, i, 8, copy.data(), copy.size()), WCACHE_INVALID);
     EXPECT_EQ(tensor.digest,
               to_hex(segment_digest({static_cast<const std::byte*>(tensor.data), tensor.nbytes})));
 
@@ -202,6 +95,37 @@ TEST_F(Library, GivesTheBytesOfEveryTensor) {
   EXPECT_EQ(info.fingerprint, server.fingerprint());
   EXPECT_EQ(info.nbytes, files_[0].bytes.size() + files_[1].bytes.size() + files_[2].bytes.size());
   EXPECT_EQ(info.ranks, 1U);
+  EXPECT_STREQ(info.tier, "host");
+  EXPECT_STREQ(info.ipc_kind, "file");
+  EXPECT_STREQ(info.device_uuid, "HOST-0");
+  EXPECT_EQ(info.survives, 1);
+}
+
+TEST_F(Library, LoadsNoDriverForHostMemory) {
+  setenv("WCACHE_LIBCUDA", "/no/libcuda.so.1", 1);
+  const RankServer server(run_dir_, entry());
+  ASSERT_EQ(open("tiny"), WCACHE_OK) << wcache_last_message();
+  wcache_tensor tensor;
+  EXPECT_EQ(wcache_tensor_find(opened_, "b.only", &tensor), WCACHE_OK) << wcache_last_message();
+  unsetenv("WCACHE_LIBCUDA");
+}
+
+TEST_F(Library, AttachesThroughTheMountToWhatADeadDaemonLeft) {
+  const RankServer mount(run_dir_, entry(), {.state = State::orphaned, .pid = 1, .is_mount = true});
+  ASSERT_EQ(open("tiny"), WCACHE_OK) << wcache_last_message();
+  EXPECT_TRUE(mount.attached_becomes(1));
+  wcache_tensor tensor;
+  ASSERT_EQ(wcache_tensor_find(opened_, "b.only", &tensor), WCACHE_OK) << wcache_last_message();
+  EXPECT_EQ(std::memcmp(tensor.data, files_[2].bytes.data() + tensor.offset, tensor.nbytes), 0);
+}
+
+TEST_F(Library, SaysThatNothingIsLeftOfADeviceWhoseDaemonHasDied) {
+  const RankServer mount(
+      run_dir_, entry(),
+      {.state = State::orphaned, .tier = "cuda", .ipc_kind = "cuda-ipc", .pid = 1, .is_mount = true});
+  EXPECT_EQ(open("tiny"), WCACHE_NOT_RUNNING);
+  EXPECT_THAT(wcache_last_message(), HasSubstr("has died"));
+  EXPECT_THAT(wcache_last_hint(), HasSubstr("vmm"));
 }
 
 TEST_F(Library, FindsAnEntryByPrefixNameAndPath) {
