@@ -9,6 +9,7 @@ import os
 import pathlib
 import struct
 import sys
+import threading
 import unittest
 
 import harness
@@ -54,9 +55,11 @@ class Python(SharedModel):
             self.assertEqual(list(model), sorted(self.expected))
             self.assertEqual(len(model), len(self.expected))
             self.assertEqual((model.role, model.fingerprint, model.ranks), ("target", self.fingerprint, 1))
+            self.assertEqual((model.tier, model.ipc_kind, model.device_uuid, model.survives), ("host", "file", "HOST-0", True))
             for name, (dtype, shape, data) in self.expected.items():
                 info = model.info(name)
                 self.assertEqual((info.name, info.dtype_name, info.shape, info.nbytes), (name, dtype, shape, len(data)))
+                self.assertEqual((info.device, info.read_only, info.slab_offset), ("cpu", True, info.offset))
                 found = model.bytes(name)
                 self.assertTrue(found.readonly)
                 self.assertEqual(hashlib.sha256(found).digest(), hashlib.sha256(data).digest(), name)
@@ -125,6 +128,55 @@ class Python(SharedModel):
                 self.assertEqual(bytes(tensor.contiguous().view(-1).view(torch.uint8).tolist()), data, name)
                 if dtype == "BF16":
                     self.assertEqual((tensor.dtype, tuple(tensor.shape)), (torch.bfloat16, shape))
+
+    @unittest.skipUnless(has("torch"), "torch is not installed")
+    def test_torch_is_told_of_each_file_once(self):
+        import torch
+        with self.open(framework="torch") as model:
+            tensors = {name: model[name] for name in model}
+            files = {model.info(name).file for name in model}
+            storages = {tensor.untyped_storage().data_ptr() for tensor in tensors.values()}
+            self.assertEqual(len(storages), len(files))
+            self.assertTrue(all(tensor.device == torch.device("cpu") for tensor in tensors.values()))
+        self.assertIn(os.getpid(), self.holders())
+        last = tensors.popitem()[1]
+        tensors.clear()
+        gc.collect()
+        self.assertIn(os.getpid(), self.holders())
+        self.assertGreaterEqual(last.numel(), 1)
+        del last
+        gc.collect()
+        eventually(lambda: os.getpid() not in self.holders(), self.holders)
+
+    @unittest.skipUnless(has("torch"), "torch is not installed")
+    def test_many_threads(self):
+        import torch
+        def sums(model, out):
+            out.append([int(model[name].reshape(-1).view(torch.uint8).sum()) for name in model])
+        results = []
+        with self.open(framework="torch") as model:
+            threads = [threading.Thread(target=sums, args=(model, results)) for _ in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        self.assertEqual(results, 8 * [[sum(self.expected[name][2]) for name in sorted(self.expected)]])
+
+    @unittest.skipUnless(has("torch") and has("numpy"), "torch or numpy is not installed")
+    def test_what_takes_dlpack(self):
+        import numpy
+        import torch
+        with self.open() as model:
+            for name, (dtype, shape, data) in self.expected.items():
+                exporter = model.dlpack(name)
+                self.assertEqual(exporter.__dlpack_device__(), (1, 0))
+                tensor = torch.from_dlpack(exporter)
+                self.assertEqual((tensor.data_ptr(), tuple(tensor.shape)), (model.info(name).address, shape), name)
+                self.assertEqual(bytes(tensor.reshape(-1).view(torch.uint8).numpy()), data, name)
+                if dtype == "F32":
+                    array = numpy.from_dlpack(exporter)
+                    self.assertEqual((array.dtype, array.tobytes()), (numpy.float32, data))
+                    self.assertFalse(array.flags.writeable)
 
 
 class EveryDtype(SharedModel):

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""libwcache.so exports what wcache.h declares, under its version, and nothing else: library_symbols_test.py LIBRARY"""
+"""libwcache.so exports what wcache.h declares, under its version, and nothing else, and wcache(3) names all of it:
+library_symbols_test.py LIBRARY"""
 
 import pathlib
 import re
@@ -16,6 +17,10 @@ def main():
     declared = {f"{name}@@WCACHE_0" for name in re.findall(r"^WCACHE_API [^;]*?(wcache_\w+)\(", header, re.MULTILINE)}
     if len(declared) < 10 or exported != declared:
         sys.exit(f"exported only: {sorted(exported - declared)}; declared only: {sorted(declared - exported)}")
+    page = re.sub(r"[\\\"]", "", (SOURCE / "man" / "wcache.3").read_text())
+    unnamed = [name for name in declared if f"{name.partition('@')[0]}(" not in page.replace(" ", "")]
+    if unnamed:
+        sys.exit(f"not in wcache(3): {sorted(unnamed)}")
 
 
 if __name__ == "__main__":
