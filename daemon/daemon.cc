@@ -140,9 +140,20 @@ Status Daemon::known(const Fingerprint& fingerprint) {
     status_.socket = path;
     report();
   });
+  // One role and fingerprint has one group, wherever it is: a rank on a device also locks the place that it
+  // would have in host memory.
+  const std::string place =
+      run_dir_.rank_socket(options_.group.role, fingerprint, "HOST-" + std::to_string(options_.rank));
+  std::optional<SocketLock> place_lock;
+  if (place != path) {
+    Result<SocketLock> taken = SocketLock::take(place);
+    if (!taken) return fail(std::move(taken.error()));
+    place_lock = std::move(*taken);
+  }
   Result<SocketLock> lock = SocketLock::take(path);
   if (!lock) return fail(std::move(lock.error()));
   const std::lock_guard guard(mutex_);
+  place_lock_ = std::move(place_lock);
   lock_ = std::move(*lock);
   return {};
 }

@@ -83,10 +83,11 @@ class Daemon {
   std::stop_source stop_loading_;
 
   std::mutex mutex_;
-  std::optional<SocketLock> lock_;      // guarded by mutex_ until loading has ended
-  std::condition_variable_any agreed_;  // with mutex_
-  std::optional<Key> group_key_;        // guarded by mutex_; the launcher's answer, whole
-  std::vector<Key::File> group_files_;  // pages of it so far
+  std::optional<SocketLock> place_lock_;  // of a rank on a device; guarded likewise, held to the end
+  std::optional<SocketLock> lock_;        // guarded by mutex_ until loading has ended
+  std::condition_variable_any agreed_;    // with mutex_
+  std::optional<Key> group_key_;          // guarded by mutex_; the launcher's answer, whole
+  std::vector<Key::File> group_files_;    // pages of it so far
 
   std::optional<StoredEntry> entry_;
   LauncherLink launcher_;

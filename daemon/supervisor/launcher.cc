@@ -9,6 +9,9 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
+#include <filesystem>
+#include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "core/format.h"
@@ -47,6 +50,19 @@ std::string devices_of(const Ranks& ranks) {
   std::string text;
   for (const auto& rank : ranks) text += (text.empty() ? "" : ", ") + rank.device_uuid;
   return text;
+}
+
+/// Paths of sockets that somebody has locked, or had when it was killed.
+std::vector<std::string> locked_places(const RunDir& run_dir) {
+  constexpr std::string_view kLock = ".sock.lock";
+  std::vector<std::string> places;
+  std::error_code error;
+  std::filesystem::directory_iterator file(run_dir.path(), error);
+  for (; !error && file != std::filesystem::directory_iterator(); file.increment(error)) {
+    const std::string path = file->path().string();
+    if (path.ends_with(kLock)) places.push_back(path.substr(0, path.rfind(".lock")));
+  }
+  return places;
 }
 
 /// One role and fingerprint has one group, wherever it is.
@@ -442,6 +458,7 @@ void Launcher::clear_run_dir() {
     for (const RunDir::Socket& socket : *sockets)
       remove_stale_socket(socket.path);  // of launchers that were killed
   }
+  for (const std::string& place : locked_places(plan_.run_dir)) remove_stale_socket(place);
   here_.reset();
   if (run_dir_was_made(plan_.run_dir)) remove_made_run_dir(plan_.run_dir);
 }
