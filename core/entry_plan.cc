@@ -14,6 +14,19 @@ constexpr std::array<std::pair<Layout, std::string_view>, 4> kLayouts{{{Layout::
                                                                        {Layout::sharded, "sharded"},
                                                                        {Layout::published, "published"}}};
 
+EntryPlan part_of(const EntryPlan& plan, bool weights) {
+  EntryPlan part;
+  part.role = plan.role;
+  part.layout = plan.layout;
+  part.sources = plan.sources;
+  for (const ImagePlan& image : plan.images) {
+    if (is_weights(image.kind) != weights) continue;
+    part.images.push_back(image);
+    part.images.back().tensors.clear();
+  }
+  return part;
+}
+
 }  // namespace
 
 std::string_view to_string(Role role) {
@@ -58,5 +71,9 @@ std::uint64_t EntryPlan::tensor_count() const {
   for (const ImagePlan& image : images) sum += image.tensors.size();
   return sum;
 }
+
+EntryPlan weights_of(const EntryPlan& plan) { return part_of(plan, true); }
+
+EntryPlan without_weights(const EntryPlan& plan) { return part_of(plan, false); }
 
 }  // namespace wcache

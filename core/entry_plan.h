@@ -59,6 +59,10 @@ struct EntryPlan {
   std::uint64_t tensor_count() const;
 };
 
+/// The weight images alone, or all others, in their order: what a fill needs of them, without tensors.
+EntryPlan weights_of(const EntryPlan& plan);
+EntryPlan without_weights(const EntryPlan& plan);
+
 /// Layout `checkpoint`: every served file is an image, byte for byte.
 EntryPlan plan_checkpoint(Checkpoint checkpoint, Role role);
 

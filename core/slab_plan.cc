@@ -1,5 +1,6 @@
 #include "core/slab_plan.h"
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -53,6 +54,23 @@ Result<SlabPlan> plan_slabs(const EntryPlan& plan, std::uint64_t granularity, st
     SlabPlan packed = pack(plan, granularity, slab_nbytes);
     if (packed.slabs.size() <= most) return packed;
   }
+}
+
+std::vector<SlabPart> slab_parts(std::span<const Segment> segments, std::span<const SlabPlace> places,
+                                 std::uint64_t offset, std::uint64_t nbytes) {
+  std::vector<SlabPart> parts;
+  const auto after = std::ranges::upper_bound(segments, offset, {}, &Segment::offset);
+  auto index = static_cast<std::size_t>(std::max<std::ptrdiff_t>(after - segments.begin() - 1, 0));
+  for (; nbytes > 0 && index < segments.size() && index < places.size(); ++index) {
+    const Segment& segment = segments[index];
+    const std::uint64_t within = offset - segment.offset;
+    if (within >= segment.nbytes) break;
+    const std::uint64_t size = std::min(nbytes, segment.nbytes - within);
+    parts.push_back({{places[index].slab, places[index].offset + within}, offset, size});
+    offset += size;
+    nbytes -= size;
+  }
+  return parts;
 }
 
 }  // namespace wcache

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "core/entry_plan.h"
@@ -14,8 +15,8 @@ inline constexpr std::uint64_t kSlabAlignment = 256;
 
 /// How plan_slabs is called for a device: few slabs are attached soon, and an allocation may be as large as
 /// its device.
-inline constexpr std::uint64_t kSlabNbytes = std::uint64_t{4} << 30;
-inline constexpr std::size_t kMostSlabs = 16;
+inline constexpr std::uint64_t kSlabNbytes = std::uint64_t{8} << 30;
+inline constexpr std::size_t kMostSlabs = 8;
 
 /// Where a segment lies on a device.
 struct SlabPlace {
@@ -40,5 +41,17 @@ struct SlabPlan {
 /// weights that are no safetensors.
 Result<SlabPlan> plan_slabs(const EntryPlan& plan, std::uint64_t granularity, std::uint64_t slab_nbytes,
                             std::size_t most);
+
+/// A run of an image's bytes that is one in a slab too.
+struct SlabPart {
+  SlabPlace place;
+  std::uint64_t image_offset = 0;
+  std::uint64_t nbytes = 0;
+};
+
+/// Where the bytes [offset, offset + nbytes) of an image lie, in their order: `segments` are the image's, of
+/// which `places` has one each. Nothing for what lies beyond it.
+std::vector<SlabPart> slab_parts(std::span<const Segment> segments, std::span<const SlabPlace> places,
+                                 std::uint64_t offset, std::uint64_t nbytes);
 
 }  // namespace wcache

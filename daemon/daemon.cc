@@ -8,6 +8,8 @@
 #include <string>
 #include <utility>
 
+#include "daemon/memory/cuda/loading.h"
+
 namespace wcache {
 namespace {
 
@@ -58,12 +60,12 @@ Daemon::Daemon(const DaemonOptions& options, const RunDir& run_dir, int signals,
   status_.node_ranks = options_.node_ranks;
   status_.pid = getpid();
   status_.device_uuid = device_uuid();
-  status_.tier = Placement{}.tier;
+  status_.tier = options_.device_uuid.empty() ? "host" : "cuda";
   set_state(status_, State::starting);
 }
 
 std::string Daemon::device_uuid() const {
-  return "HOST-" + std::to_string(options_.rank);
+  return options_.device();
 }
 
 Stop Daemon::run() {
@@ -211,14 +213,15 @@ Status Daemon::serve() {
   if (!lock) return fail(Reason::internal, "an entry was loaded without its lock");
   Result<Listener> listener = Listener::bind(std::move(*lock));
   if (!listener) return fail(std::move(listener.error()));
-  status_.pages = to_string(entry_->memory.pages);
+  status_.ipc_kind = entry_->device ? ipc_kind(entry_->device->ipc()) : Placement{}.ipc_kind;
+  if (!entry_->device) status_.pages = to_string(entry_->memory.pages);
   status_.fill_path = to_string(entry_->fill_path);
   status_.filled = status_.nbytes;
   status_.rate = 0;
-  status_.survives = true;
+  status_.survives = !entry_->device || entry_->device->ipc() == DeviceIpc::vmm;
   set_state(status_, State::ready);
   server_.emplace(loop_, std::move(*listener), *entry_,
-                  Server::Events{[this] { return status_; },
+                  Server::Events{[this] { return current_status(); },
                                  [this] {
                                    begin_stop(Stop{StopReason::evicted, std::nullopt});
                                  }},
@@ -235,8 +238,14 @@ Status Daemon::serve() {
 // ---- reporting and ending
 // -------------------------------------------------------------------------------------------
 
+RankStatus Daemon::current_status() const {
+  RankStatus status = status_;
+  status.context = entry_ && entry_->device && entry_->device->has_context();
+  return status;
+}
+
 void Daemon::report() {
-  launcher_.send(status_);
+  launcher_.send(current_status());
 }
 
 void Daemon::report_regularly() {

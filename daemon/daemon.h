@@ -69,6 +69,7 @@ class Daemon {
   void finish();
   void end_now();
   std::string device_uuid() const;
+  RankStatus current_status() const;
 
   const DaemonOptions& options_;
   const RunDir& run_dir_;

@@ -19,7 +19,9 @@
 #include "daemon/daemon.h"
 #include "daemon/event_loop.h"
 #include "daemon/fill/disk.h"
+#include "daemon/memory/cuda/devices.h"
 #include "daemon/memory/cuda/load.h"
+#include "daemon/memory/cuda/loading.h"
 #include "daemon/memory/cuda/report.h"
 #include "daemon/memory/kernel.h"
 #include "daemon/options.h"
@@ -77,9 +79,32 @@ DigestCache open_digest_cache(spdlog::logger& log) {
   return cache;
 }
 
-Status check_memory(const EntryPlan& plan, std::uint64_t limit) {
-  return check_budget(arena_nbytes(plan), limit == 0 ? std::nullopt : std::optional(limit),
-                      machine_memory_limits());
+Status check_memory(const MemoryNeed& need, std::uint64_t limit) {
+  const std::vector<MemoryLimit> machine = machine_memory_limits();
+  const std::optional<std::uint64_t> most = limit == 0 ? std::nullopt : std::optional(limit);
+  if (need.device_nbytes == 0) return check_budget(need.host_nbytes, most, machine);
+  if (Status fits = check_budget(need.host_nbytes, std::nullopt, machine); !fits) return fits;
+  return check_budget(need.host_nbytes + need.device_nbytes, most, {});
+}
+
+/// The device that the options name, alone: main() has hidden the others. nullopt: host memory.
+Result<std::optional<CudaTarget>> open_device(const DaemonOptions& options) {
+  if (options.device_uuid.empty()) return std::nullopt;
+  CudaTarget target;
+  auto driver = load_cuda_driver(cuda_driver_file());
+  if (!driver) {
+    driver.error().message = options.device_uuid + ": " + driver.error().message;
+    return fail(std::move(driver.error()));
+  }
+  target.driver = std::move(*driver);
+  auto device = find_cuda_device(*target.driver, options.device_uuid);
+  if (!device) return fail(std::move(device.error()));
+  target.device = std::move(*device);
+  const Result<DeviceIpc> ipc = choose_ipc(target.device, options.ipc);
+  if (!ipc) return fail(ipc.error());
+  target.ipc = *ipc;
+  target.slab_nbytes = options.slab_nbytes;
+  return target;
 }
 
 /// The parts of loading that touch this machine, put together on the loading thread.
@@ -88,11 +113,18 @@ Result<StoredEntry> load(const DaemonOptions& options, spdlog::logger& log, cons
   const char* word = std::getenv("WCACHE_FILL_PATH");
   const Result<DiskOptions> disk_options = DiskOptions::from_word(word == nullptr ? "" : word);
   if (!disk_options) return fail(disk_options.error());
+  const Result<std::optional<CudaTarget>> device = open_device(options);
+  if (!device) return fail(device.error());
   const MachineDisk disk = open_machine_disk(*disk_options);
   const MemoryKernel kernel = MemoryKernel::real();
   DigestCache cache = open_digest_cache(log);
-  const LoadMachine machine{kernel, *disk.disk, disk.note, cache,
-                            [&](const EntryPlan& plan) { return check_memory(plan, options.memory_limit); }};
+  const LoadMachine machine{
+      kernel,
+      *disk.disk,
+      disk.note,
+      cache,
+      [&](const MemoryNeed& need) { return check_memory(need, options.memory_limit); },
+      *device ? &**device : nullptr};
   return load_entry(request, machine, events, std::move(stop));
 }
 
@@ -122,7 +154,7 @@ struct Surroundings {
 Result<Surroundings> make_surroundings(const DaemonOptions& options) {
   Result<RunDir> run_dir = open_run_dir(options);
   if (!run_dir) return fail(std::move(run_dir.error()));
-  if (Status fits = run_dir->check_socket_length("HOST-" + std::to_string(options.rank)); !fits)
+  if (Status fits = run_dir->check_socket_length(options.device()); !fits)
     return fail(fits.error());
   std::string log_file = run_dir->file(log_name(options));
   Result<std::shared_ptr<spdlog::logger>> log =
@@ -131,6 +163,12 @@ Result<Surroundings> make_surroundings(const DaemonOptions& options) {
   Result<std::unique_ptr<EventLoop>> loop = EventLoop::create();
   if (!loop) return fail(std::move(loop.error()));
   return Surroundings{std::move(*run_dir), std::move(log_file), std::move(*log), std::move(*loop)};
+}
+
+/// Whatever the variable said: the driver, which reads it when it is loaded, shows the daemon its own device and
+/// can make no context elsewhere. Before there are threads.
+void show_one_device(const DaemonOptions& options) {
+  if (!options.device_uuid.empty()) setenv("CUDA_VISIBLE_DEVICES", options.device_uuid.c_str(), 1);
 }
 
 Result<Stop> serve(const DaemonOptions& options, const Fd& signals) {
@@ -177,6 +215,7 @@ int run(int argc, char** argv) {
     std::fputs(to_json(report_cuda_devices(cuda_driver_file())).c_str(), stdout);
     return 0;
   } else {
+    show_one_device(std::get<DaemonOptions>(*options));
     stop = serve(std::get<DaemonOptions>(*options), *signals);
   }
   if (stop) return stop->exit_code();

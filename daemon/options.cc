@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <memory>
+#include <string_view>
 #include <utility>
 
 #include "core/format.h"
@@ -19,8 +20,45 @@ struct Words {
   std::string role = "target";
   std::string device = "host";
   std::string log_level = "info";
+  std::string ipc;
+  std::string slab_size;
   std::string memory_limit;
 };
+
+/// As nvidia-smi prints it, whole: it is part of the socket's name.
+bool is_device_uuid(std::string_view word) {
+  constexpr std::string_view kForm = "xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx";
+  if (!word.starts_with("GPU-") && !word.starts_with("MIG-")) return false;
+  word.remove_prefix(4);
+  if (word.size() != kForm.size()) return false;
+  for (std::size_t i = 0; i < word.size(); ++i) {
+    const bool digit = (word[i] >= '0' && word[i] <= '9') || (word[i] >= 'a' && word[i] <= 'f');
+    if (kForm[i] == 'x' ? !digit : word[i] != '-') return false;
+  }
+  return true;
+}
+
+Status check_device(DaemonOptions& options, const Words& words) {
+  constexpr std::string_view kCuda = "cuda:";
+  if (words.device != "host") {
+    const std::string_view device = words.device;
+    if (!device.starts_with(kCuda) || !is_device_uuid(device.substr(kCuda.size())))
+      return fail(Reason::invalid, "no such device: " + words.device,
+                  "host, or cuda: and a whole UUID as 'wcached --devices' lists them", "--device");
+    options.device_uuid = device.substr(kCuda.size());
+  }
+  if (words.ipc == "vmm")
+    options.ipc = DeviceIpc::vmm;
+  else if (words.ipc == "legacy")
+    options.ipc = DeviceIpc::legacy;
+  else if (!words.ipc.empty())
+    return fail(Reason::invalid, "no such way to share device memory: " + words.ipc, "vmm or legacy", "--ipc");
+  if (words.slab_size.empty()) return {};
+  const Result<std::uint64_t> size = parse_size(words.slab_size, "--slab-size");
+  if (!size) return fail(size.error());
+  options.slab_nbytes = *size;
+  return {};
+}
 
 Result<DaemonOptions> check(DaemonOptions options, const Words& words) {
   const Result<Role> role = role_from_string(words.role);
@@ -28,9 +66,7 @@ Result<DaemonOptions> check(DaemonOptions options, const Words& words) {
   const Result<draftroute::RouteRequest> request = words.key.request(words.model);
   if (!request) return fail(request.error());
   options.group = {*request, *role};
-  if (words.device != "host")
-    return fail(Reason::invalid, "no such device: " + words.device, "this build serves from host memory",
-                "--device");
+  if (Status device = check_device(options, words); !device) return fail(device.error());
   const Result<spdlog::level::level_enum> level = parse_log_level(words.log_level);
   if (!level) return fail(Reason::invalid, level.error().message, level.error().hint, "--log-level");
   options.log_level = *level;
@@ -66,7 +102,7 @@ Result<std::variant<DaemonOptions, HelpText, ListDevices>> parse_daemon_options(
       ->type_name("MODEL");
   app.add_option("--role", words.role, "What the model is served as: target or draft0. Default: target.")
       ->type_name("ROLE");
-  app.add_option("--rank", options.rank, "The rank it serves; its device is HOST-<rank>. Default: 0.")
+  app.add_option("--rank", options.rank, "The rank it serves; in host memory its device is HOST-<rank>. Default: 0.")
       ->type_name("N");
   words.key.add_to(app);
   app.add_option("--node-ranks", options.node_ranks,
@@ -80,8 +116,17 @@ Result<std::variant<DaemonOptions, HelpText, ListDevices>> parse_daemon_options(
                  "Where sockets are. Default: WCACHE_RUN_DIR, else /run/wcache for root, else "
                  "$XDG_RUNTIME_DIR/wcache.")
       ->type_name("DIR");
-  app.add_option("--device", words.device, "Where the weights are held: host. Default: host.")
+  app.add_option("--device", words.device,
+                 "Where the weights are held: host, or cuda: and the whole UUID of a device. Default: host.")
       ->type_name("DEVICE");
+  app.add_option("--ipc", words.ipc,
+                 "How device memory is given to engines: vmm (descriptors) or legacy (CUDA IPC handles). Default: "
+                 "vmm where the device can.")
+      ->type_name("WAY");
+  app.add_option("--slab-size", words.slab_size,
+                 "Size of an allocation on the device that holds several tensors; there are at most 8, larger ones "
+                 "if need be. Default: 8G.")
+      ->type_name("SIZE");
   app.add_option("--memory-limit", words.memory_limit,
                  "The most memory the entry may take, in bytes or with K, M, G or T. Default: no limit.")
       ->type_name("SIZE");

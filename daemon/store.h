@@ -46,14 +46,24 @@ struct LoadEvents {
   std::function<Result<Key>(const Key&)> agree = {};
 };
 
+struct CudaTarget;
+
+/// Memory that an entry will take.
+struct MemoryNeed {
+  std::uint64_t host_nbytes = 0;
+  std::uint64_t device_nbytes = 0;
+};
+
 /// What loading needs from the machine.
 struct LoadMachine {
   const MemoryKernel& kernel;
   Disk& disk;
   std::string disk_note;  ///< MachineDisk::note
   DigestCache& cache;
-  /// Refuses a plan that does not fit, naming the limit; before the first byte is allocated.
-  std::function<Status(const EntryPlan&)> budget;
+  /// Refuses what does not fit the limits of the host, naming the limit; before the first byte is allocated.
+  /// What is free on the device is looked at by itself.
+  std::function<Status(const MemoryNeed&)> budget;
+  const CudaTarget* device = nullptr;  ///< where the weights go; nullptr: into host memory
 };
 
 struct LoadRequest {

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <chrono>
 #include <optional>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "core/fd.h"
 #include "core/image_hash.h"
@@ -40,6 +42,35 @@ std::optional<VerifyReply> compare(const ImagePlan& image, const ImageDigests& e
   return std::nullopt;
 }
 
+/// The bytes of one image, wherever they are, a block at a time.
+class ImageBytes {
+ public:
+  ImageBytes(const StoredEntry& entry, std::size_t image) : entry_(entry), image_(image) {}
+
+  Status open() {
+    const Fd& fd = entry_.memory.images[image_];
+    if (!fd) return {};
+    auto mapped = map(fd, entry_.plan.images[image_].nbytes, entry_.plan.images[image_].name);
+    if (!mapped) return fail(mapped.error());
+    mapping_.emplace(std::move(*mapped));
+    return {};
+  }
+
+  /// Valid until the next call.
+  Result<std::span<const std::byte>> at(const Segment& where) {
+    if (mapping_) return mapping_->bytes().subspan(where.offset, where.nbytes);
+    copy_.resize(where.nbytes);
+    if (Status s = entry_.device->read(image_, where.offset, copy_); !s) return fail(s.error());
+    return copy_;
+  }
+
+ private:
+  const StoredEntry& entry_;
+  std::size_t image_;
+  std::optional<Mapping> mapping_;
+  std::vector<std::byte> copy_;
+};
+
 }  // namespace
 
 Result<VerifyReply> verify_entry(const StoredEntry& entry,
@@ -61,14 +92,16 @@ Result<VerifyReply> verify_entry(const StoredEntry& entry,
 
   for (std::size_t i = 0; i < entry.plan.images.size(); ++i) {
     const ImagePlan& image = entry.plan.images[i];
-    const Result<Mapping> bytes = map(entry.memory.images[i], image.nbytes, image.name);
-    if (!bytes) return fail(bytes.error());
+    ImageBytes bytes(entry, i);
+    if (Status s = bytes.open(); !s) return fail(s.error());
     ImageHash hash(image);
     for (std::size_t block = 0; block < hash.block_count(); ++block) {
       if (stop.stop_requested()) return fail(Reason::timeout, "stopped while " + image.name + " was hashed");
       report();
       const Segment where = hash.block(block);
-      hash.add(block, bytes->bytes().subspan(where.offset, where.nbytes));
+      const auto found = bytes.at(where);
+      if (!found) return fail(found.error());
+      hash.add(block, *found);
       done += where.nbytes;
     }
     if (std::optional<VerifyReply> differs = compare(image, entry.digests[i], hash.finish())) return *differs;

@@ -87,9 +87,10 @@ std::uint64_t manifest_bound(const EntryPlan& plan) {
   return sum;
 }
 
-std::uint64_t arena_nbytes(const EntryPlan& plan) {
+std::uint64_t arena_nbytes(const EntryPlan& plan, bool weights) {
   std::uint64_t sum = whole_pages(manifest_bound(plan));
-  for (const ImagePlan& image : plan.images) sum += whole_pages(image.nbytes);
+  for (const ImagePlan& image : plan.images)
+    if (weights || !is_weights(image.kind)) sum += whole_pages(image.nbytes);
   return sum;
 }
 
@@ -98,7 +99,7 @@ Result<Arena> Arena::create(const EntryPlan& plan, const MemoryKernel& kernel, c
   Arena arena(kernel);
   if (options.memfd) {
     arena.note_ = "memfds were asked for";
-  } else if (auto made = arena.make_file_systems(plan); !made) {
+  } else if (auto made = arena.make_file_systems(plan, options.weights); !made) {
     if (!is_unavailable(made.error().errnum)) return fail(made.error());
     arena.note_ = made.error().message;
     arena.weights_.reset();
@@ -109,25 +110,29 @@ Result<Arena> Arena::create(const EntryPlan& plan, const MemoryKernel& kernel, c
     File& file = arena.images_[i];
     file.name = "image-" + std::to_string(i);
     file.weights = is_weights(plan.images[i].kind);
+    if (file.weights && !options.weights) continue;
     if (auto s = arena.add_file(file, plan.images[i].nbytes, options, stop); !s) return fail(s.error());
   }
   return arena;
 }
 
-Status Arena::make_file_systems(const EntryPlan& plan) {
+Status Arena::make_file_systems(const EntryPlan& plan, bool with_weights) {
   PrivateTmpfs::Limits weights{.huge_pages = true};
   PrivateTmpfs::Limits others{.nbytes = whole_pages(manifest_bound(plan)), .files = 1};
   for (const ImagePlan& image : plan.images) {
+    if (is_weights(image.kind) && !with_weights) continue;
     PrivateTmpfs::Limits& limits = is_weights(image.kind) ? weights : others;
     limits.nbytes += whole_pages(image.nbytes);
     limits.files += 1;
   }
-  // size=0 would mean no limit.
-  weights.nbytes = std::max(weights.nbytes, page_nbytes());
-  auto made = PrivateTmpfs::create(*kernel_, weights);
-  if (!made) return fail(made.error());
-  weights_.emplace(std::move(*made));
-  made = PrivateTmpfs::create(*kernel_, others);
+  if (with_weights) {
+    // size=0 would mean no limit.
+    weights.nbytes = std::max(weights.nbytes, page_nbytes());
+    auto made = PrivateTmpfs::create(*kernel_, weights);
+    if (!made) return fail(made.error());
+    weights_.emplace(std::move(*made));
+  }
+  auto made = PrivateTmpfs::create(*kernel_, others);
   if (!made) return fail(made.error());
   others_.emplace(std::move(*made));
   return {};
@@ -151,7 +156,7 @@ Status Arena::add_file(File& file, std::uint64_t nbytes, const ArenaOptions& opt
 
 Status Arena::allocate(const File& file, const ArenaOptions& options, const std::stop_token& stop) {
   bool by_fault = false;
-  if (!weights_ && file.weights && file.nbytes >= kHugePage) {
+  if (kind() == MemoryKind::memfd && file.weights && file.nbytes >= kHugePage) {
     // Advice only: without transparent huge pages the kernel refuses it, and small pages serve as well.
     madvise(file.mapping.data(), file.nbytes, MADV_HUGEPAGE);
     by_fault = huge_on_advice(options.shmem_enabled);
@@ -219,9 +224,11 @@ Result<SealedArena> Arena::seal() && {
   sealed.pages = measure_pages();
   sealed.note = note_;
   for (File& file : images_) {
+    sealed.images.emplace_back();
+    if (!file.fd) continue;
     auto reader = close_writable(file);
     if (!reader) return fail(reader.error());
-    sealed.images.push_back(std::move(*reader));
+    sealed.images.back() = std::move(*reader);
   }
   if (manifest_.fd) {
     auto reader = close_writable(manifest_);
@@ -233,7 +240,8 @@ Result<SealedArena> Arena::seal() && {
       if (auto s = std::move(**home).make_read_only(); !s) return fail(s.error());
   // What a receiver will check is checked here first.
   for (std::size_t i = 0; i < images_.size(); ++i)
-    if (auto s = check_sealed(sealed.images[i].get(), images_[i].nbytes); !s) return fail(s.error());
+    if (sealed.images[i])
+      if (auto s = check_sealed(sealed.images[i].get(), images_[i].nbytes); !s) return fail(s.error());
   if (sealed.manifest)
     if (auto s = check_sealed(sealed.manifest.get(), manifest_.nbytes); !s) return fail(s.error());
   return sealed;

@@ -28,7 +28,7 @@ std::string_view to_string(PageKind pages);   ///< "huge", "small": the `pages` 
 
 /// An entry's memory after seal(): nobody can change a byte of it. Every descriptor is open for reading only.
 struct SealedArena {
-  std::vector<Fd> images;  ///< in the plan's order
+  std::vector<Fd> images;  ///< in the plan's order; empty for what is not here (ArenaOptions::weights)
   Fd manifest;
   MemoryKind kind = MemoryKind::tmpfs;
   PageKind pages = PageKind::small;  ///< huge: most bytes of the weights were mapped by 2 MiB entries
@@ -36,15 +36,16 @@ struct SealedArena {
 };
 
 struct ArenaOptions {
-  bool memfd = false;  ///< use memfds even where a private tmpfs is possible
+  bool memfd = false;   ///< use memfds even where a private tmpfs is possible
+  bool weights = true;  ///< false: they lie on a device, and their spans and descriptors here are empty
   std::string shmem_enabled = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 };
 
 /// The most bytes the manifest of `plan` can take.
 std::uint64_t manifest_bound(const EntryPlan& plan);
 
-/// What an Arena for `plan` takes at most, in whole pages: images and manifest.
-std::uint64_t arena_nbytes(const EntryPlan& plan);
+/// What an Arena for `plan` takes at most, in whole pages: images, with or without the weights, and manifest.
+std::uint64_t arena_nbytes(const EntryPlan& plan, bool weights = true);
 
 /// The host memory of one entry while it is filled: a file per image, and the manifest, allocated ahead and
 /// mapped writable. Weights lie in a private tmpfs of 2 MiB pages, everything else in another of small pages;
@@ -70,7 +71,7 @@ class Arena {
   /// and the memory is freed.
   Result<SealedArena> seal() &&;
 
-  MemoryKind kind() const { return weights_ ? MemoryKind::tmpfs : MemoryKind::memfd; }
+  MemoryKind kind() const { return others_ ? MemoryKind::tmpfs : MemoryKind::memfd; }
 
  private:
   struct File {
@@ -82,7 +83,7 @@ class Arena {
   };
 
   explicit Arena(const MemoryKernel& kernel) : kernel_(&kernel) {}
-  Status make_file_systems(const EntryPlan& plan);
+  Status make_file_systems(const EntryPlan& plan, bool weights);
   Status add_file(File& file, std::uint64_t nbytes, const ArenaOptions& options, const std::stop_token& stop);
   Status allocate(const File& file, const ArenaOptions& options, const std::stop_token& stop);
   PageKind measure_pages() const;

@@ -35,7 +35,7 @@ class StoreTest : public testing::Test {
     events_.clear();
     const MachineDisk disk = open_machine_disk();
     const LoadMachine machine{kernel_, *disk.disk, disk.note, cache,
-                              [this](const EntryPlan&) { return budget_; }};
+                              [this](const MemoryNeed&) { return budget_; }};
     LoadRequest request;
     request.group.route.target = model;
     request.name = "given";

@@ -1,0 +1,98 @@
+#pragma once
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/entry_plan.h"
+#include "daemon/fill/fill.h"
+#include "daemon/memory/cuda/devices.h"
+#include "daemon/memory/cuda/load.h"
+#include "daemon/memory/cuda/loading.h"
+#include "tests/fake_cuda/fake_gpu.h"
+#include "tests/unit/daemon/fill/fake_disk.h"
+#include "tests/unit/daemon/fill/random_draft.h"
+
+namespace wcache::testing {
+
+inline constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+
+inline std::size_t open_descriptors() {
+  return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}));
+}
+
+/// A machine with a fake GPU, in this process.
+class CudaTest : public ::testing::Test {
+ protected:
+  explicit CudaTest(const FakeMachine& machine = {}) : gpu_(machine) { gpu_.enter_here(); }
+
+  void reconfigure(const FakeMachine& machine) {
+    gpu_.configure(machine);
+    control_.restart();
+  }
+
+  /// As wcached finds it; an Error where it does not.
+  Result<CudaTarget> find_target(std::optional<DeviceIpc> ipc = std::nullopt, int device = 0) {
+    auto driver = load_cuda_driver(FakeGpu::library());
+    if (!driver) return fail(driver.error());
+    auto found = find_cuda_device(**driver, "GPU-" + FakeGpu::default_uuid(device));
+    if (!found) return fail(found.error());
+    const auto chosen = choose_ipc(*found, ipc);
+    if (!chosen) return fail(chosen.error());
+    CudaTarget target;
+    target.driver = std::move(*driver);
+    target.device = std::move(*found);
+    target.ipc = *chosen;
+    target.slab_nbytes = 2 * kMiB;
+    return target;
+  }
+
+  struct Filled {
+    std::unique_ptr<DeviceEntry> entry;
+    FillReport report;
+    SlabPlan slabs;
+  };
+  static Result<Filled> load(const EntryPlan& plan, FakeDisk& disk, const CudaTarget& target,
+                             const FillOptions& options = {}, std::stop_token stop = {}) {
+    auto loading = CudaLoading::prepare(plan, target);
+    if (!loading) return fail(loading.error());
+    Filled filled;
+    filled.slabs = (*loading)->slabs();
+    if (auto s = (*loading)->allocate(); !s) return fail(s.error());
+    auto report = fill((*loading)->sink(), disk, options, {}, std::move(stop));
+    if (!report) return fail(report.error());
+    filled.report = std::move(*report);
+    auto entry = (*loading)->finish();
+    if (!entry) return fail(entry.error());
+    filled.entry = std::move(*entry);
+    return filled;
+  }
+
+  static void expect_holds(DeviceEntry& entry, const EntryPlan& plan, FakeDisk& disk) {
+    for (std::size_t i = 0; i < plan.images.size(); ++i) {
+      std::vector<std::byte> bytes(plan.images[i].nbytes);
+      const Status read = entry.read(i, 0, bytes);
+      ASSERT_TRUE(read) << read.error().message;
+      EXPECT_TRUE(bytes == expected_image(plan, disk, i)) << plan.images[i].name;
+    }
+  }
+
+  void expect_nothing_left() const {
+    EXPECT_EQ(gpu_.leaks(getpid()), std::vector<std::string>());
+    EXPECT_EQ(gpu_.used_bytes(0), 0u);
+    EXPECT_EQ(gpu_.contexts().size(), 0u);
+    EXPECT_EQ(gpu_.errors(), "");
+  }
+
+  FakeGpu gpu_;
+  FakeDriver control_;
+};
+
+}  // namespace wcache::testing
