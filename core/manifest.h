@@ -23,11 +23,16 @@ struct ImageDigests {
   std::vector<Digest> segments;
 };
 
+/// How the bytes of weights are shared: by opening their file, by a descriptor or by a CUipcMemHandle a slab.
+inline constexpr std::string_view kIpcFile = "file";
+inline constexpr std::string_view kIpcVmm = "cuda-vmm";
+inline constexpr std::string_view kIpcLegacy = "cuda-ipc";
+
 /// Where the bytes are; not part of the key.
 struct Placement {
   std::string tier = "host";
   std::string device_uuid;  ///< "HOST-0", "GPU-..."
-  std::string ipc_kind = "file";
+  std::string ipc_kind{kIpcFile};
 };
 
 /// A rank's place in a group of several: what its manifest says of the others.

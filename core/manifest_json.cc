@@ -120,6 +120,11 @@ void write_head(JsonText& json, const ManifestView& manifest) {
   json.field("quantization", manifest.quantization()).field("tier", placement.tier);
   json.field("device_uuid", placement.device_uuid).field("ipc_kind", placement.ipc_kind);
   json.field("nbytes", manifest.nbytes());
+  if (manifest.slab_count() == 0) return;
+  json.key("slabs").raw("[");
+  for (std::size_t slab = 0; slab < manifest.slab_count(); ++slab)
+    json.raw(slab > 0 ? "," : "").number(manifest.slab_nbytes(slab));
+  json.raw("]");
 }
 
 void write_files(JsonText& json, const ManifestView& manifest) {

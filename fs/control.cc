@@ -7,17 +7,23 @@
 #include <cerrno>
 #include <chrono>
 #include <exception>
+#include <span>
 #include <utility>
 
+#include "daemon/holders.h"
 #include "ipc/client.h"
 
 namespace wcache {
 namespace {
 
-constexpr std::size_t kMaxCallers = 64;
+constexpr std::size_t kMaxCallers = 1000;
 constexpr std::chrono::seconds kIdle{60};
 constexpr std::chrono::milliseconds kSendWait{500};
 constexpr std::chrono::seconds kPollWait{5};
+
+bool say(Connection& connection, std::uint32_t request, Body body) {
+  return send_message(connection, {request, std::move(body)}, deadline_in(kSendWait)).has_value();
+}
 
 }  // namespace
 
@@ -52,8 +58,9 @@ void Control::run() {
     std::vector<Caller> kept;
     for (std::size_t i = 0; i < callers_.size(); ++i) {
       const bool asks = ready > 0 && fds[i + 2].revents != 0;
-      if (asks ? serve(callers_[i]) : std::chrono::steady_clock::now() < callers_[i].idle_until)
-        kept.push_back(std::move(callers_[i]));
+      const bool waits =
+          !callers_[i].leases.empty() || std::chrono::steady_clock::now() < callers_[i].idle_until;
+      if (asks ? serve(callers_[i]) : waits) kept.push_back(std::move(callers_[i]));
     }
     callers_ = std::move(kept);
     if (ready > 0 && fds[1].revents != 0) accept_callers();
@@ -68,8 +75,7 @@ void Control::accept_callers() {
       return;
     }
     if (!*connection) return;
-    if (callers_.size() < kMaxCallers)
-      callers_.push_back({std::move(**connection), deadline_in(kIdle), false});
+    if (callers_.size() < kMaxCallers) callers_.push_back({std::move(**connection), deadline_in(kIdle)});
   }
 }
 
@@ -94,24 +100,17 @@ bool Control::serve(Caller& caller) {
 }
 
 bool Control::answer(Caller& caller, const Envelope& request) {
-  const auto send = [&](Body body) {
-    return send_message(caller.connection, {request.id, std::move(body)}, deadline_in(kSendWait)).has_value();
-  };
-  if (const auto* hello = std::get_if<Hello>(&request.body)) {
-    Result<std::uint16_t> version = negotiate(*hello);
-    if (!version) {
-      send(ErrorReply{std::move(version.error())});
-      return false;
-    }
-    caller.greeted = true;
-    return send(HelloReply{*version, static_cast<std::int32_t>(getpid())});
-  }
-  if (!caller.greeted) return false;
+  const auto send = [&](Body body) { return say(caller.connection, request.id, std::move(body)); };
+  if (const auto* hello = std::get_if<Hello>(&request.body)) return greet(caller, request.id, *hello);
+  if (!caller.hello) return false;
   if (std::holds_alternative<StatusRequest>(request.body)) {
     for (StatusReply& page : pages_of(handlers_.status()))
       if (!send(std::move(page))) return false;
     return true;
   }
+  if (const auto* which = std::get_if<AttachRequest>(&request.body))
+    return attach(caller, request.id, *which);
+  if (const auto* which = std::get_if<SlabRequest>(&request.body)) return slab(caller, request.id, *which);
   if (const auto* eviction = std::get_if<EvictRequest>(&request.body)) {
     Status evicted = evict(*eviction);
     return evicted ? send(EvictReply{}) : send(ErrorReply{std::move(evicted.error())});
@@ -122,6 +121,58 @@ bool Control::answer(Caller& caller, const Envelope& request) {
   }
   return send(
       ErrorReply{Error{Reason::invalid, "wcachefs does not answer " + std::string(name_of(request.body))}});
+}
+
+bool Control::greet(Caller& caller, std::uint32_t request, const Hello& hello) {
+  Result<std::uint16_t> version = negotiate(hello);
+  if (!version) {
+    say(caller.connection, request, ErrorReply{std::move(version.error())});
+    return false;
+  }
+  caller.hello = hello;
+  return say(caller.connection, request, HelloReply{*version, static_cast<std::int32_t>(getpid())});
+}
+
+/// What an orphaned entry's daemon would have handed out; the caller holds the entry from now on.
+Result<std::shared_ptr<const Part>> Control::hold(Caller& caller, const AttachRequest& which) const {
+  const Result<Role> role = role_from_string(which.role);
+  const std::optional<Digest> digest = digest_from_hex(which.fingerprint);
+  if (!role || !digest) return fail(Reason::invalid, "an attach to wcachefs that names no orphaned entry");
+  const Result<Peer> peer = caller.connection.peer();
+  if (!peer) return fail(peer.error());
+  std::string command = command_of("/proc", peer->pid);
+  if (command.empty()) command = caller.hello->command;
+  Result<Groups::Orphan> orphan =
+      handlers_.hold_orphan(*role, Fingerprint{*digest}, which.rank, {peer->pid, std::move(command), 0});
+  if (!orphan) return fail(std::move(orphan.error()));
+  caller.leases[which.role + which.fingerprint + std::to_string(which.rank)] = std::move(orphan->lease);
+  return std::move(orphan->part);
+}
+
+bool Control::attach(Caller& caller, std::uint32_t request, const AttachRequest& which) {
+  const Result<std::shared_ptr<const Part>> part = hold(caller, which);
+  if (!part) return say(caller.connection, request, ErrorReply{part.error()});
+  AttachReply reply{0, (*part)->manifest_bytes().size()};
+  reply.slabs = static_cast<std::uint32_t>((*part)->slabs().size());
+  reply.instance = (*part)->instance();
+  const std::vector<int> fds = (*part)->descriptors();
+  return send_attachment(caller.connection, request, std::move(reply), fds, deadline_in(kSendWait))
+      .has_value();
+}
+
+bool Control::slab(Caller& caller, std::uint32_t request, const SlabRequest& which) {
+  const auto refuse = [&](Error error) {
+    return say(caller.connection, request, ErrorReply{std::move(error)});
+  };
+  const Result<std::shared_ptr<const Part>> part = hold(caller, {which.role, which.fingerprint, which.rank});
+  if (!part) return refuse(part.error());
+  if ((*part)->slabs().empty()) return refuse({Reason::invalid, "this entry has no slabs with descriptors"});
+  if (which.slab >= (*part)->slabs().size())
+    return refuse({Reason::not_found, "no slab " + std::to_string(which.slab)});
+  const int fd = (*part)->slabs()[which.slab].get();
+  return send_message(caller.connection, {request, SlabReply{(*part)->manifest().slab_nbytes(which.slab)}},
+                      deadline_in(kSendWait), std::span(&fd, 1))
+      .has_value();
 }
 
 Status Control::evict(const EvictRequest& request) const {

@@ -61,8 +61,7 @@ Status DaemonLink::join(Client& client) {
   Result<Attachment> attachment = client.attach(deadline_in(kAttachWait));
   if (!attachment) return fail(std::move(attachment.error()));
   Result<std::shared_ptr<const Part>> part =
-      Part::make(std::move(attachment->manifest), attachment->manifest_nbytes, std::move(attachment->images),
-                 client.server_pid(), socket_);
+      Part::make(std::move(*attachment), client.server_pid(), socket_, log_);
   if (!part) return fail(std::move(part.error()));
   log_.info("{}/{} rank {} from {}", (*part)->manifest().role(), to_hex((*part)->manifest().fingerprint()),
             (*part)->manifest().rank(), socket_);

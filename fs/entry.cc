@@ -52,15 +52,7 @@ Result<std::shared_ptr<Entry>> Entry::make(std::vector<std::shared_ptr<const Par
   for (std::uint32_t p = 0; p < entry->parts_.size(); ++p) {
     const ManifestView& manifest = entry->parts_[p]->manifest();
     if (Status same = check_same_group(first, manifest); !same) return fail(std::move(same.error()));
-    for (std::uint32_t row = 0; row < manifest.file_count(); ++row) {
-      const std::optional<ManifestView::File> file = manifest.file(row);
-      if (!file)
-        return fail(Reason::corrupt, "the manifest's file row " + std::to_string(row) + " points outside");
-      if (Status added = entry->add_file(p, row, file->name); !added) return fail(std::move(added.error()));
-      entry->nbytes_ += file->nbytes;
-      entry->mtime_ns_ = std::max(entry->mtime_ns_, file->mtime_ns);
-    }
-    entry->tensor_starts_.push_back(entry->tensor_starts_.back() + manifest.tensor_count());
+    if (Status added = entry->add_part(p); !added) return fail(std::move(added.error()));
   }
   entry->sort_children();
   std::vector<ManifestView> manifests;
@@ -71,7 +63,28 @@ Result<std::shared_ptr<Entry>> Entry::make(std::vector<std::shared_ptr<const Par
   return entry;
 }
 
-Status Entry::add_file(std::uint32_t part, std::uint32_t row, std::string_view path) {
+Status Entry::add_part(std::uint32_t part) {
+  const ManifestView& manifest = parts_[part]->manifest();
+  bool own_weights = false;
+  for (std::uint32_t row = 0; row < manifest.file_count(); ++row) {
+    const std::optional<ManifestView::File> file = manifest.file(row);
+    if (!file)
+      return fail(Reason::corrupt, "the manifest's file row " + std::to_string(row) + " points outside");
+    const Result<bool> shown = add_file(part, row, *file);
+    if (!shown) return fail(shown.error());
+    if (!*shown) continue;
+    own_weights = own_weights || is_weights(file->kind);
+    nbytes_ += file->nbytes;
+    mtime_ns_ = std::max(mtime_ns_, file->mtime_ns);
+  }
+  // Ranks on several devices that each hold the whole checkpoint have the same tensors.
+  tensor_starts_.push_back(tensor_starts_.back() + (own_weights ? manifest.tensor_count() : 0));
+  return {};
+}
+
+/// Whether it is shown: false where an earlier part has the same file.
+Result<bool> Entry::add_file(std::uint32_t part, std::uint32_t row, const ManifestView::File& file) {
+  const std::string_view path = file.name;
   const std::size_t slash = path.rfind('/');
   std::uint32_t directory = 0;
   if (slash != std::string_view::npos) {
@@ -81,13 +94,19 @@ Status Entry::add_file(std::uint32_t part, std::uint32_t row, std::string_view p
   }
   const auto index = static_cast<std::uint32_t>(files_.size());
   Child child{std::string(slash == std::string_view::npos ? path : path.substr(slash + 1)), false, index};
-  // Ranks of a sharded checkpoint each bring the small files along; the first rank's are shown.
-  if (part > 0 &&
-      child_position(directories_[directory].children, child.name) != directories_[directory].children.end())
-    return {};
-  if (Status added = add_child(directory, std::move(child), path); !added) return added;
+  const std::vector<Child>& children = directories_[directory].children;
+  const auto earlier = child_position(children, child.name);
+  if (part > 0 && earlier != children.end()) {
+    const auto same = [&](const ManifestView::File& other) {
+      return other.nbytes == file.nbytes && other.digest == file.digest;
+    };
+    if (earlier->is_directory || !same(row_of(files_[earlier->index])))
+      return fail(Reason::mismatch, "ranks of one group have different files '" + std::string(path) + "'");
+    return false;
+  }
+  if (Status added = add_child(directory, std::move(child), path); !added) return fail(added.error());
   files_.push_back({directory, part, row});
-  return {};
+  return true;
 }
 
 Result<std::uint32_t> Entry::directory_at(std::string_view path) {
@@ -130,12 +149,6 @@ void Entry::sort_children() {
               [](const Child& a, const Child& b) { return a.name < b.name; });
 }
 
-std::size_t Entry::descriptors() const {
-  std::size_t sum = 0;
-  for (const auto& part : parts_) sum += part->descriptors();
-  return sum;
-}
-
 Entry::TensorRef Entry::tensor_ref(std::uint64_t number) const {
   const auto after = std::upper_bound(tensor_starts_.begin(), tensor_starts_.end(), number);
   const auto part = static_cast<std::uint32_t>(after - tensor_starts_.begin() - 1);
@@ -149,9 +162,11 @@ std::optional<ManifestView::Tensor> Entry::tensor(std::uint64_t number) const {
 }
 
 std::optional<std::uint64_t> Entry::find_tensor(std::string_view name) const {
-  for (std::size_t p = 0; p < parts_.size(); ++p)
-    if (const std::optional<std::size_t> row = parts_[p]->manifest().find_tensor(name))
-      return tensor_starts_[p] + *row;
+  for (std::size_t p = 0; p < parts_.size(); ++p) {
+    const bool shown = tensor_starts_[p] < tensor_starts_[p + 1];
+    const std::optional<std::size_t> row = parts_[p]->manifest().find_tensor(name);
+    if (shown && row) return tensor_starts_[p] + *row;
+  }
   return std::nullopt;
 }
 

@@ -58,8 +58,9 @@ class Entry {
     std::uint64_t row = 0;
   };
 
-  /// `parts` are of one role and fingerprint, one of each rank, in order of rank. corrupt: a file name that
-  /// is no path below a directory, is taken twice, or lies in `.wcache`.
+  /// `parts` are of one role and fingerprint, one of each rank, in order of rank. A file that several have is
+  /// shown once, as the first one's. corrupt: a file name that is no path below a directory, is taken twice,
+  /// or lies in `.wcache`; mismatch: parts of different entries, or files of one name that differ.
   static Result<std::shared_ptr<Entry>> make(std::vector<std::shared_ptr<const Part>> parts, double since);
 
   Role role() const { return role_; }
@@ -80,10 +81,10 @@ class Entry {
   const std::vector<File>& files() const { return files_; }
   const Part& part_of(const File& file) const { return *parts_[file.part]; }
   ManifestView::File row_of(const File& file) const { return *part_of(file).manifest().file(file.row); }
-  std::uint64_t nbytes() const { return nbytes_; }
-  std::size_t descriptors() const;
+  std::uint64_t nbytes() const { return nbytes_; }  ///< of files()
 
-  /// Tensors of all parts, numbered through: first part 0's rows, then part 1's, ...
+  /// Tensors of all parts that show weights of their own, numbered through: first part 0's rows, then part
+  /// 1's, ...
   std::uint64_t tensor_count() const { return tensor_starts_.back(); }
   TensorRef tensor_ref(std::uint64_t number) const;
   std::optional<ManifestView::Tensor> tensor(std::uint64_t number) const;
@@ -114,7 +115,8 @@ class Entry {
  private:
   friend class Tree;
   Entry() = default;
-  Status add_file(std::uint32_t part, std::uint32_t row, std::string_view path);
+  Status add_part(std::uint32_t part);
+  Result<bool> add_file(std::uint32_t part, std::uint32_t row, const ManifestView::File& file);
   Result<std::uint32_t> directory_at(std::string_view path);
   Status add_child(std::uint32_t directory, Child child, std::string_view path);
   void sort_children();

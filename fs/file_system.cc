@@ -57,6 +57,29 @@ std::span<const std::byte> bytes_of(const Node& node) {
   return image.subspan(tensor->offset, tensor->nbytes);
 }
 
+/// A run of a file that is on a device.
+struct DeviceRun {
+  const Part* part = nullptr;
+  std::uint32_t row = 0;
+  std::uint64_t offset = 0;  ///< in the file
+  std::uint64_t nbytes = 0;
+};
+
+/// Where the bytes of `node` are, if that is on a device.
+std::optional<DeviceRun> device_run(const Node& node) {
+  if (node.kind == NodeKind::file) {
+    const Entry::File& file = node.entry->files()[node.index];
+    const Part& part = node.entry->part_of(file);
+    if (!part.on_device(file.row)) return std::nullopt;
+    return DeviceRun{&part, file.row, 0, node.entry->row_of(file).nbytes};
+  }
+  if (node.kind != NodeKind::tensor) return std::nullopt;
+  const std::optional<ManifestView::Tensor> tensor = node.entry->tensor(node.index);
+  const Part& part = *node.entry->parts()[node.entry->tensor_ref(node.index).part];
+  if (!tensor || !part.on_device(tensor->file)) return std::nullopt;
+  return DeviceRun{&part, tensor->file, tensor->offset, tensor->nbytes};
+}
+
 int backing_of(const Node& node) {
   const Entry& entry = *node.entry;
   if (node.kind == NodeKind::manifest) return entry.parts().front()->manifest_fd();
@@ -223,7 +246,7 @@ void FileSystem::open(Request request, fuse_ino_t inode, fuse_file_info* info) {
     default:
       break;
   }
-  const ServingCaps caps{passthrough_.available(), direct_mmap_};
+  const ServingCaps caps{passthrough_.available() && !device_run(node), direct_mmap_};
   OpenFile opened{node, open_mode(node.kind, caps), false, nullptr};
   if (opened.mode == OpenMode::passthrough) {
     opened.backed = true;
@@ -265,11 +288,33 @@ void FileSystem::read(Request request, fuse_ino_t, std::size_t size, off_t offse
     request.error(EBADF);
     return;
   }
+  if (device_run(opened->node))
+    return read_device(std::move(request), opened->node, size, static_cast<std::uint64_t>(offset));
   const std::span<const std::byte> bytes =
       opened->text ? std::as_bytes(std::span(opened->text->data(), opened->text->size()))
                    : bytes_of(opened->node);
   const std::size_t begin = std::min(static_cast<std::size_t>(offset), bytes.size());
   request.bytes(bytes.subspan(begin, std::min(size, bytes.size() - begin)));
+}
+
+void FileSystem::read_device(Request request, const Node& node, std::size_t size, std::uint64_t offset) {
+  const DeviceRun run = *device_run(node);
+  const std::uint64_t begin = std::min(offset, run.nbytes);
+  const std::size_t nbytes = std::min<std::uint64_t>(size, run.nbytes - begin);
+  if (nbytes == 0) {
+    request.bytes(std::string_view());
+    return;
+  }
+  // std::function must be copyable, a request must not. Nothing here may keep the part: its end waits for
+  // this.
+  auto waiting = std::make_shared<Request>(std::move(request));
+  run.part->read(run.row, run.offset + begin, nbytes,
+                 [waiting, counted = device_reads_.begin()](const Result<std::span<const std::byte>>& bytes) {
+                   if (bytes)
+                     waiting->bytes(*bytes);
+                   else
+                     waiting->error(EIO);
+                 });
 }
 
 void FileSystem::release(Request request, fuse_ino_t inode, fuse_file_info* file) {
@@ -356,9 +401,10 @@ void FileSystem::getxattr(Request request, fuse_ino_t inode, const char* name, s
     return;
   }
   const auto answer = [this, tree, node = *node, attribute = std::string(name), size](Request asked) {
-    const std::optional<std::string> value = xattr_value(node, attribute, xattr_context(*tree));
+    const tl::expected<std::string, int> value =
+        xattr_value(node, attribute, xattr_context(*tree, asked.uid()));
     if (!value)
-      asked.error(ENODATA);
+      asked.error(value.error());
     else
       reply_xattr(std::move(asked), *value, size);
   };
@@ -382,13 +428,15 @@ void FileSystem::listxattr(Request request, fuse_ino_t inode, std::size_t size) 
     return;
   }
   std::string list;
-  for (const std::string& name : xattr_names(*node, xattr_context(*tree))) list.append(name).push_back('\0');
+  for (const std::string& name : xattr_names(*node, xattr_context(*tree, request.uid())))
+    list.append(name).push_back('\0');
   reply_xattr(std::move(request), list, size);
 }
 
-XattrContext FileSystem::xattr_context(const TreeSnapshot& tree) {
+XattrContext FileSystem::xattr_context(const TreeSnapshot& tree, uid_t asker) {
   return {[this](const Entry& entry) { return holders_of(entry, open_files_, mappings_).holders.size(); },
-          [&tree](const Entry& entry) { return tree.partner(entry); }, settings_.mount};
+          [&tree](const Entry& entry) { return tree.partner(entry); }, settings_.mount,
+          settings_.control_socket, asker == settings_.uid};
 }
 
 void FileSystem::reply_xattr(Request request, std::string_view value, std::size_t size) {

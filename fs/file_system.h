@@ -4,10 +4,12 @@
 #include <spdlog/logger.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <string>
 
 #include "fs/entry_holders.h"
+#include "fs/in_flight.h"
 #include "fs/node_stat.h"
 #include "fs/open_files.h"
 #include "fs/passthrough.h"
@@ -19,8 +21,9 @@
 namespace wcache {
 
 /// The answers to the kernel's requests. Each handler answers its request before it returns, but those that
-/// ask other processes (the open of a status.json, the attribute `holders`): the status thread answers them.
-/// Called from several threads at once; holds no lock while replying.
+/// ask other processes: the status thread answers the open of a status.json and the attribute `holders`,
+/// threads of the entry's parts (fs/device_reads.h) the reads of files that are on a device. Called from
+/// several threads at once; holds no lock while replying.
 class FileSystem {
  public:
   struct Settings {
@@ -28,6 +31,7 @@ class FileSystem {
     gid_t gid = 0;
     std::string mount;  ///< for the paths in status files
     std::int64_t started_ns = 0;
+    std::string control_socket = {};  ///< for the handles of orphans
   };
   /// Everything is borrowed and must outlive the session that serves this.
   FileSystem(Settings settings, Tree& tree, OpenFiles& open_files, Passthrough& passthrough,
@@ -57,6 +61,10 @@ class FileSystem {
   void getxattr(Request request, fuse_ino_t inode, const char* name, std::size_t size);
   void listxattr(Request request, fuse_ino_t inode, std::size_t size);
 
+  /// Waits until no read of a device is under way; the session must live until then. Parts that have lost
+  /// their daemons answer at once. False when it took longer.
+  bool wait_device_reads(std::chrono::milliseconds wait) { return device_reads_.wait_none(wait); }
+
   spdlog::logger& log() { return log_; }
 
  private:
@@ -67,7 +75,8 @@ class FileSystem {
                  std::shared_ptr<const std::string> text);
   std::string entry_status(const Entry& entry, const std::vector<Holder>& holders);
   void later(Request request, std::function<void(Request)> answer);  ///< on the status thread
-  XattrContext xattr_context(const TreeSnapshot& tree);
+  void read_device(Request request, const Node& node, std::size_t size, std::uint64_t offset);
+  XattrContext xattr_context(const TreeSnapshot& tree, uid_t asker);
   static void reply_xattr(Request request, std::string_view value, std::size_t size);
 
   const Settings settings_;
@@ -77,6 +86,7 @@ class FileSystem {
   StatusThread& status_;
   const Mappings mappings_;
   spdlog::logger& log_;
+  InFlight device_reads_;
   std::atomic<bool> direct_mmap_ = false;
   std::atomic<bool> initialised_ = false;
 };

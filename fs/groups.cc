@@ -27,6 +27,8 @@ RankStatus orphan_status(const ManifestView& manifest) {
   status.node_ranks = manifest.node_ranks();
   status.device_uuid = placement.device_uuid;
   status.tier = placement.tier;
+  status.ipc_kind = placement.ipc_kind;
+  status.survives = placement.ipc_kind != kIpcLegacy;
   status.filled = status.nbytes;
   return status;
 }
@@ -56,7 +58,11 @@ Status Groups::join(Link link, std::shared_ptr<const Part> part) {
   group.members[rank] = {link, true, now_(), std::move(part)};
   if (group.members.size() < ranks) return {};
   Status shown = show(group);
-  if (shown) return {};
+  if (shown) {
+    if (const auto replaced = before.find(rank); replaced != before.end())
+      replaced->second.part->lose_daemon();
+    return {};
+  }
   group.members = std::move(before);
   if (group.members.empty()) groups_.erase(key);
   return shown;
@@ -111,6 +117,7 @@ void Groups::lose(Link link) {
   Member& member = *member_of(group, link);
   member.alive = false;
   member.since = now_();
+  member.part->lose_daemon();
   if (group.shown) {
     update_state(group);
     return;
@@ -149,6 +156,7 @@ WithdrawReply Groups::withdraw_now(Link link, bool force) {
     if (!force && open_files_.open_count(*group.shown) > 0) return {false, open_files_.holders(*group.shown)};
     hide(group);
   }
+  member_of(group, link)->part->lose_daemon();
   std::erase_if(group.members, [&](const auto& row) { return row.second.link == link || !row.second.alive; });
   if (group.members.empty()) groups_.erase(found);
   return {true, {}};
@@ -186,6 +194,24 @@ Status Groups::drop_orphan(const Entry& entry, const std::vector<Holder>& holder
   std::erase_if(found->second.members, [](const auto& row) { return !row.second.alive; });
   if (found->second.members.empty()) groups_.erase(found);
   return {};
+}
+
+Result<Groups::Orphan> Groups::hold_orphan(Role role, const Fingerprint& fingerprint, std::uint32_t rank,
+                                           Holder holder) {
+  const std::string name = std::string(to_string(role)) + "/" + to_hex(fingerprint);
+  const std::lock_guard lock(mutex_);
+  const auto group = groups_.find({role, fingerprint});
+  if (group == groups_.end() || !group->second.shown)
+    return fail(Reason::not_found, "no orphaned entry " + name);
+  const auto member = group->second.members.find(rank);
+  if (member == group->second.members.end() || member->second.alive)
+    return fail(Reason::not_found, "rank " + std::to_string(rank) + " of " + name + " is not orphaned");
+  const std::shared_ptr<const Part>& part = member->second.part;
+  if (part->manifest().placement().ipc_kind == kIpcLegacy)
+    return fail(Reason::not_running, "the device memory of " + name + " went with its daemon",
+                "evict it, and preload it again");
+  holder.since = now_();
+  return Orphan{part, open_files_.lease(group->second.shown, std::move(holder))};
 }
 
 std::vector<RankStatus> Groups::orphans() {

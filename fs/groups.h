@@ -34,7 +34,8 @@ class Groups {
 
   /// A daemon's part has come. The same rank's earlier part is replaced, whether its daemon lives or not.
   Status join(Link link, std::shared_ptr<const Part> part);
-  /// A daemon's connection has ended. What it served without having withdrawn it is orphaned.
+  /// A daemon's connection has ended. What it served without having withdrawn it is orphaned: files in host
+  /// memory are served on, reads of files on a device fail.
   void lose(Link link);
   /// A daemon wants its entry gone. Refused while files of it are open, unless forced. When it is granted,
   /// the kernel has forgotten the directory. Waits, a second or so at most.
@@ -44,6 +45,15 @@ class Groups {
   /// Drops an orphaned entry: not_found when there is none such, busy while files of it are open or mapped.
   /// Waits, a second or so at most.
   Status evict_orphan(Role role, const Fingerprint& fingerprint);
+
+  /// What is left of a rank whose daemon is gone, and a lease that holds the entry as an open file does.
+  struct Orphan {
+    std::shared_ptr<const Part> part;
+    std::shared_ptr<const void> lease;
+  };
+  /// not_found: the rank is none of an orphaned entry's, or its daemon serves it; not_running: its memory
+  /// went with the daemon. `holder.since` is filled in.
+  Result<Orphan> hold_orphan(Role role, const Fingerprint& fingerprint, std::uint32_t rank, Holder holder);
 
   /// Ranks whose daemons are gone while their memory is still shown.
   std::vector<RankStatus> orphans();

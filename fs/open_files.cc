@@ -95,6 +95,16 @@ void OpenFiles::identify_row(std::uint64_t handle, int thread) {
   found->second.command = std::move(process.command);
 }
 
+std::shared_ptr<const void> OpenFiles::lease(const std::shared_ptr<const Entry>& entry, Holder holder) {
+  const std::lock_guard lock(mutex_);
+  const std::uint64_t number = next_++;
+  leases_.emplace(number, Lease{entry.get(), entry, std::move(holder)});
+  return {this, [this, number](const void*) {
+            const std::lock_guard guard(mutex_);
+            leases_.erase(number);
+          }};
+}
+
 std::vector<Holder> OpenFiles::holders(const Entry& entry) {
   std::vector<std::pair<std::uint64_t, int>> unknown;
   {
@@ -105,16 +115,20 @@ std::vector<Holder> OpenFiles::holders(const Entry& entry) {
   for (const auto& [handle, thread] : unknown) identify_row(handle, thread);
 
   std::vector<Holder> holders;
-  const std::lock_guard lock(mutex_);
-  for (const auto& [handle, row] : files_) {
-    if (row.file->node.entry.get() != &entry || row.file->node.is_status()) continue;
-    const auto same =
-        std::find_if(holders.begin(), holders.end(), [pid = row.pid](const Holder& h) { return h.pid == pid; });
+  const auto add = [&](Holder holder) {
+    const auto same = std::find_if(holders.begin(), holders.end(),
+                                   [&](const Holder& known) { return known.pid == holder.pid; });
     if (same == holders.end())
-      holders.push_back({row.pid, row.command, row.since});
+      holders.push_back(std::move(holder));
     else
-      same->since = std::min(same->since, row.since);
-  }
+      same->since = std::min(same->since, holder.since);
+  };
+  const std::lock_guard lock(mutex_);
+  for (const auto& [handle, row] : files_)
+    if (row.file->node.entry.get() == &entry && !row.file->node.is_status())
+      add({row.pid, row.command, row.since});
+  for (const auto& [number, lease] : leases_)
+    if (lease.of(entry)) add(lease.holder);
   std::sort(holders.begin(), holders.end(), [](const Holder& a, const Holder& b) { return a.pid < b.pid; });
   return holders;
 }
@@ -124,6 +138,7 @@ std::size_t OpenFiles::open_count(const Entry& entry) const {
   std::size_t count = 0;
   for (const auto& [handle, row] : files_)
     count += row.file->node.entry.get() == &entry && !row.file->node.is_status() ? 1 : 0;
+  for (const auto& [number, lease] : leases_) count += lease.of(entry) ? 1 : 0;
   return count;
 }
 

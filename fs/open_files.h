@@ -27,7 +27,8 @@ struct OpenDirectory {
   std::shared_ptr<const TreeSnapshot> snapshot;
 };
 
-/// The file handles the kernel has. Safe for concurrent use; no call blocks but `holders`, which reads /proc.
+/// The file handles the kernel has, and who else holds an entry through this mount. Safe for concurrent use;
+/// no call blocks but `holders`, which reads /proc.
 class OpenFiles {
  public:
   explicit OpenFiles(std::function<double()> now) : now_(std::move(now)) {}
@@ -45,9 +46,13 @@ class OpenFiles {
   /// answered.
   void identify(std::uint64_t handle);
 
-  /// Processes with files of `entry` open, one row each.
+  /// `holder` holds `entry`, as by an open file, until the last copy of what this gives is gone, which must
+  /// be before this object is. It does not keep the entry's memory.
+  std::shared_ptr<const void> lease(const std::shared_ptr<const Entry>& entry, Holder holder);
+
+  /// Processes with files of `entry` open or a lease, one row each.
   std::vector<Holder> holders(const Entry& entry);
-  std::size_t open_count(const Entry& entry) const;
+  std::size_t open_count(const Entry& entry) const;  ///< open files and leases
   std::size_t size() const;
 
  private:
@@ -58,12 +63,19 @@ class OpenFiles {
     std::string command;
     double since = 0;
   };
+  struct Lease {
+    const Entry* entry = nullptr;
+    std::weak_ptr<const Entry> alive;  // never locked: that could make this the entry's last user
+    Holder holder;
+    bool of(const Entry& other) const { return entry == &other && !alive.expired(); }
+  };
   void identify_row(std::uint64_t handle, int thread);
 
   std::function<double()> now_;
   mutable std::mutex mutex_;  // a leaf
   std::unordered_map<std::uint64_t, Row> files_;
   std::unordered_map<std::uint64_t, std::shared_ptr<const OpenDirectory>> directories_;
+  std::unordered_map<std::uint64_t, Lease> leases_;
   std::uint64_t next_ = 1;
 };
 

@@ -10,8 +10,8 @@ namespace wcache {
 /// with the others on one.
 enum class OpenMode {
   passthrough,  ///< by the kernel, from the daemon's memory; mappings are that memory
-  direct,       ///< by replies from a mapping, past the page cache; a mapping holds the bytes a second time
-  cached,       ///< by replies from a mapping, through the page cache
+  direct,       ///< by replies, past the page cache; a mapping holds the bytes a second time
+  cached,       ///< by replies, through the page cache
 };
 std::string_view to_string(OpenMode mode);
 
@@ -22,6 +22,7 @@ struct ServingCaps {
 };
 
 /// The mode of a file's inode. Status files are always direct: their bytes differ from one open to the next.
+/// What is on a device is not there to be passed through: give caps without it.
 OpenMode open_mode(NodeKind kind, const ServingCaps& caps);
 
 }  // namespace wcache

@@ -22,6 +22,7 @@ class Request {
 
   /// The thread that asks, in this mount's pid namespace; 0 when it is in none of ours.
   int thread() const { return static_cast<int>(fuse_req_ctx(request_)->pid); }
+  uid_t uid() const { return fuse_req_ctx(request_)->uid; }
   /// For fuse_add_direntry and its like, which need it and do not reply.
   fuse_req_t raw() const { return request_; }
 

@@ -27,6 +27,7 @@ namespace wcache {
 namespace {
 
 constexpr std::chrono::seconds kInitWait{10};
+constexpr std::chrono::seconds kReadsWait{5};
 constexpr unsigned kReadAheadKib = 1024;
 
 double unix_time() {
@@ -51,8 +52,8 @@ class Server {
         tree_(unix_time_ns),
         open_files_(unix_time),
         status_([this] { return node_status_json(run_dir_.path()); }),
-        file_system_({geteuid(), getegid(), mount_.path(), unix_time_ns()}, tree_, open_files_, passthrough_,
-                     status_, mappings_of, log) {}
+        file_system_({geteuid(), getegid(), mount_.path(), unix_time_ns(), run_dir_.mount_socket()}, tree_,
+                     open_files_, passthrough_, status_, mappings_of, log) {}
 
   Status start() {
     Result<std::unique_ptr<Session>> session = Session::start(file_system_, mount_.take_device(), log_);
@@ -73,6 +74,9 @@ class Server {
          [this](Role role, const Fingerprint& fingerprint) {
            return groups_->evict_orphan(role, fingerprint);
          },
+         [this](Role role, const Fingerprint& fingerprint, std::uint32_t rank, Holder holder) {
+           return groups_->hold_orphan(role, fingerprint, rank, std::move(holder));
+         },
          [this](const Fingerprint& target, const Fingerprint& draft) { tree_.pair(target, draft); }},
         log_);
     if (!control) return fail(std::move(control.error()));
@@ -88,6 +92,8 @@ class Server {
     control_.reset();
     daemons_.reset();
     status_.stop();
+    // Their daemons are lost by now, so that those that wait are answered.
+    if (!file_system_.wait_device_reads(kReadsWait)) log_.error("reads of a device do not end");
     if (notifier_) notifier_->disarm();
     Result<MountPoint::Unmounted> unmounted = mount_.unmount();
     if (unmounted && *unmounted == MountPoint::Unmounted::lazily)

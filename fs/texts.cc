@@ -39,6 +39,7 @@ ordered_json rank_json(const Entry& entry, const Part& part) {
   if (entry.state() == State::ready) rank["pid"] = part.daemon_pid();
   rank["device_uuid"] = placement.device_uuid;
   rank["tier"] = placement.tier;
+  if (placement.tier == "cuda") rank["ipc_kind"] = placement.ipc_kind;
   rank["socket"] = part.socket();
   rank["nbytes"] = manifest.nbytes();
   return rank;

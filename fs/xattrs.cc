@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <utility>
 
 #include "core/version.h"
+#include "fs/device_xattrs.h"
 #include "ipc/protocol.h"
 
 namespace wcache {
@@ -107,6 +109,13 @@ constexpr std::array kEntryRows{
                      const XattrContext& context) { return partner_path(node, context, Role::draft0); }},
 };
 
+/// Of what opening the file gives, or of all that lies on the device.
+Value ipc_size(const Node& node, const XattrContext&) {
+  const Entry::File& file = node.entry->files()[node.index];
+  const Part& part = node.entry->part_of(file);
+  return number(part.on_device(file.row) ? part.slabs_nbytes() : file_of(node).nbytes);
+}
+
 constexpr std::array kWeightRows{
     Row{"role", role},
     Row{"fingerprint", fingerprint},
@@ -118,7 +127,7 @@ constexpr std::array kWeightRows{
     Row{"tensors", [](const Node& node, const XattrContext&) { return number(file_of(node).tensors); }},
     Row{"digest", [](const Node& node, const XattrContext&) { return line(to_hex(file_of(node).digest)); }},
     Row{"ipc_kind", ipc_kind},
-    Row{"ipc_size", [](const Node& node, const XattrContext&) { return number(file_of(node).nbytes); }},
+    Row{"ipc_size", ipc_size},
 };
 
 std::string shape_json(const ManifestView::Tensor& tensor) {
@@ -165,12 +174,19 @@ bool is_own_xattr(std::string_view name) {
   return name.starts_with(kPrefix);
 }
 
-std::optional<std::string> xattr_value(const Node& node, std::string_view name, const XattrContext& context) {
-  if (!is_own_xattr(name)) return std::nullopt;
+tl::expected<std::string, int> xattr_value(const Node& node, std::string_view name,
+                                           const XattrContext& context) {
+  if (!is_own_xattr(name)) return tl::unexpected(ENODATA);
   name.remove_prefix(kPrefix.size());
   for (const Row& row : rows_of(node))
-    if (row.name == name) return row.value(node, context);
-  return std::nullopt;
+    if (row.name == name)
+      if (Value value = row.value(node, context)) return std::move(*value);
+  for (DeviceXattr& row : device_xattrs(node, context.control_socket)) {
+    if (row.name != name) continue;
+    if (row.handle && !context.owner) return tl::unexpected(EACCES);
+    return std::move(row.value);
+  }
+  return tl::unexpected(ENODATA);
 }
 
 bool is_slow_xattr(const Node& node, std::string_view name) {
@@ -178,10 +194,13 @@ bool is_slow_xattr(const Node& node, std::string_view name) {
 }
 
 std::vector<std::string> xattr_names(const Node& node, const XattrContext& context) {
-  const XattrContext quick{[](const Entry&) { return std::size_t{0}; }, context.partner, context.mount};
+  XattrContext quick = context;
+  quick.holders = [](const Entry&) { return std::size_t{0}; };
   std::vector<std::string> names;
   for (const Row& row : rows_of(node))
     if (row.value(node, quick)) names.push_back(std::string(kPrefix) + std::string(row.name));
+  for (const DeviceXattr& row : device_xattrs(node, context.control_socket))
+    if (!row.handle || context.owner) names.push_back(std::string(kPrefix) + row.name);
   return names;
 }
 

@@ -53,8 +53,13 @@ Result<Client> Client::connect(const std::string& path, Purpose purpose, std::st
                                Deadline deadline) {
   Result<Connection> connection = Connection::connect(path, deadline);
   if (!connection) return fail(connection.error());
-  if (Status checked = connection->check_peer(); !checked) return fail(checked.error());
-  Client client(std::move(*connection), 0);
+  return over(std::move(*connection), purpose, command, deadline);
+}
+
+Result<Client> Client::over(Connection connection, Purpose purpose, std::string_view command,
+                            Deadline deadline) {
+  if (Status checked = connection.check_peer(); !checked) return fail(checked.error());
+  Client client(std::move(connection), 0);
   Hello hello;
   hello.purpose = purpose;
   hello.command = command;

@@ -54,6 +54,10 @@ class Client {
   static Result<Client> connect(const std::string& path, Purpose purpose, std::string_view command,
                                 Deadline deadline);
 
+  /// The same over a connection that is there already.
+  static Result<Client> over(Connection connection, Purpose purpose, std::string_view command,
+                             Deadline deadline);
+
   std::int32_t server_pid() const { return server_pid_; }
 
   /// One request, one reply of the kind named: client.request<EvictReply>(EvictRequest{}, deadline).

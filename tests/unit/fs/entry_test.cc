@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <functional>
 #include <string>
 
 #include "tests/unit/fs/part_of.h"
@@ -49,7 +50,7 @@ TEST(Entry, RefusesANameThatIsTakenTwice) {
   ASSERT_NE(at, std::string::npos);
   manifest[at + 5] = '1';
   Result<std::shared_ptr<const Part>> part =
-      Part::make(sealed(manifest), manifest.size(), made.images(), 1, "");
+      Part::make({sealed(manifest), manifest.size(), made.images(), {}, {}, {}}, 1, "", quiet_log());
   ASSERT_TRUE(part) << part.error().message;
   EXPECT_EQ(Entry::make({*part}, 0).error().reason, Reason::corrupt);
 }
@@ -82,13 +83,81 @@ TEST(Entry, MergesTheRanksOfAGroup) {
   EXPECT_EQ(Entry::make({first, stranger}, 0).error().reason, Reason::mismatch);
 }
 
+TEST(Entry, CopiesOfTheWholeOnSeveralDevicesAreShownOnce) {
+  TestEntryOptions options;
+  options.node_ranks = 2;
+  options.device = TestDevice{};
+  const auto first = part_of(small_model(), options);
+  options.rank = 1;
+  options.device->uuid = "GPU-1";
+  const auto second = part_of(small_model(), options);
+  Result<std::shared_ptr<Entry>> entry = Entry::make({first, second}, 0);
+  ASSERT_TRUE(entry) << entry.error().message;
+  EXPECT_EQ((*entry)->files().size(), small_model().size());
+  EXPECT_EQ((*entry)->tensor_count(), 4u);
+  EXPECT_EQ((*entry)->nbytes(), first->manifest().nbytes());
+  for (const Entry::File& file : (*entry)->files()) EXPECT_EQ(file.part, 0u);
+  EXPECT_EQ((*entry)->tensor(3)->name, first->manifest().tensor(3)->name);
+  EXPECT_EQ((*entry)->tensor(4), std::nullopt);
+
+  std::vector<TestFile> other = small_model();
+  options.fingerprint = first->manifest().fingerprint();
+  other[0].bytes += "\n";
+  EXPECT_EQ(Entry::make({first, part_of(other, options)}, 0).error().reason, Reason::mismatch);
+}
+
+TEST(Part, HoldsTheImagesThatAreInHostMemoryAndTheSlabs) {
+  TestEntryOptions options;
+  options.device = TestDevice{};
+  const auto part = part_of(small_model(), options);
+  const std::vector<TestFile> files = small_model();
+  for (std::size_t row = 0; row < part->manifest().file_count(); ++row) {
+    const ManifestView::File file = *part->manifest().file(row);
+    EXPECT_EQ(part->on_device(row), is_weights(file.kind)) << file.name;
+    EXPECT_EQ(part->image_bytes(row).size(), part->on_device(row) ? 0 : file.nbytes) << file.name;
+  }
+  EXPECT_EQ(part->slabs().size(), 2u);
+  EXPECT_EQ(part->descriptors().size(), 1u + 3u + 2u);
+}
+
+TEST(Part, RefusesSlabsThatDisagreeWithItsManifest) {
+  TestEntryOptions options;
+  options.memfd = true;
+  const auto refusal = [&](const TestEntryOptions& as, const std::function<void(Attachment&)>& damage) {
+    const TestEntry made = make_test_entry(small_model(), as);
+    Attachment attachment = attachment_of(made);
+    damage(attachment);
+    Result<std::shared_ptr<const Part>> part = Part::make(std::move(attachment), 1, "", quiet_log());
+    return part ? Reason::internal : part.error().reason;
+  };
+  const auto on = [&](const std::string& kind) {
+    TestEntryOptions as = options;
+    as.device = TestDevice{.ipc_kind = kind};
+    return as;
+  };
+  EXPECT_EQ(refusal(on("cuda-vmm"), [](Attachment&) {}), Reason::internal);
+  EXPECT_EQ(refusal(on("cuda-vmm"), [](Attachment& a) { a.slabs.pop_back(); }), Reason::corrupt);
+  EXPECT_EQ(refusal(on("cuda-vmm"), [](Attachment& a) { a.images.pop_back(); }), Reason::corrupt);
+  EXPECT_EQ(refusal(on("cuda-vmm"), [](Attachment& a) { a.images.push_back(*a.images[0].duplicate()); }),
+            Reason::corrupt);
+  EXPECT_EQ(refusal(on("cuda-vmm"), [](Attachment& a) { a.handles.resize(a.slabs.size()); }),
+            Reason::corrupt);
+  EXPECT_EQ(refusal(on("cuda-ipc"), [](Attachment&) {}), Reason::internal);
+  EXPECT_EQ(refusal(on("cuda-ipc"), [](Attachment& a) { a.handles.pop_back(); }), Reason::corrupt);
+  EXPECT_EQ(refusal(on("cuda-ipc"), [](Attachment& a) { a.slabs.push_back(*a.images[0].duplicate()); }),
+            Reason::corrupt);
+  EXPECT_EQ(refusal(on("of tomorrow"), [](Attachment&) {}), Reason::corrupt);
+  EXPECT_EQ(refusal(options, [](Attachment& a) { a.slabs.push_back(*a.images[0].duplicate()); }),
+            Reason::corrupt);
+}
+
 TEST(Part, RefusesWhatDisagreesWithItsManifest) {
   TestEntryOptions options;
   options.memfd = true;
   const TestEntry made = make_test_entry(small_model(), options);
   const auto refusal = [&](std::vector<Fd> images, std::uint64_t manifest_nbytes) {
     Result<std::shared_ptr<const Part>> part =
-        Part::make(made.manifest(), manifest_nbytes, std::move(images), 1, "");
+        Part::make({made.manifest(), manifest_nbytes, std::move(images), {}, {}, {}}, 1, "", quiet_log());
     return part ? std::string("taken") : part.error().message;
   };
   EXPECT_EQ(refusal(made.images(), made.manifest_nbytes), "taken");

@@ -75,7 +75,7 @@ std::uint64_t FakeKernel::send(std::uint32_t opcode, std::uint64_t inode, std::s
   header.opcode = opcode;
   header.unique = unique_ += 2;
   header.nodeid = inode;
-  header.uid = getuid();
+  header.uid = uid_;
   header.gid = getgid();
   header.pid = static_cast<std::uint32_t>(getpid());
   std::string message(bytes_of(header));

@@ -2,6 +2,7 @@
 
 #include <fuse_lowlevel.h>
 #include <linux/fuse.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <cstring>
@@ -71,11 +72,15 @@ class FakeKernel {
 
   const fuse_init_out& init() const { return init_; }
 
+  /// Requests come from this user from now on; before, from the test's own.
+  void ask_as(uid_t uid) { uid_ = uid; }
+
  private:
   Fd kernel_;
   fuse_session* session_ = nullptr;
   fuse_init_out init_{};
   std::uint64_t unique_ = 2;
+  uid_t uid_ = getuid();
   std::thread thread_;
 };
 

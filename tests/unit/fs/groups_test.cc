@@ -118,6 +118,56 @@ TEST_F(GroupsOfANode, ForceTakesItAwayThoughHeld) {
   EXPECT_EQ(shown(), nullptr);
 }
 
+TEST_F(GroupsOfANode, APartIsToldThatItsDaemonServesItNoMore) {
+  const auto lost = part(), replaced = part(), withdrawn = part();
+  ASSERT_TRUE(groups_.join(1, lost));
+  EXPECT_TRUE(lost->has_daemon());
+  groups_.lose(1);
+  EXPECT_FALSE(lost->has_daemon());
+  ASSERT_TRUE(groups_.join(2, replaced));
+  ASSERT_TRUE(groups_.join(3, withdrawn));
+  EXPECT_FALSE(replaced->has_daemon());
+  EXPECT_TRUE(groups_.withdraw(3, true).withdrawn);
+  EXPECT_FALSE(withdrawn->has_daemon());
+}
+
+TEST_F(GroupsOfANode, AnOrphanTellsWhatBecameOfItsMemory) {
+  TestEntryOptions options;
+  options.fingerprint = kFingerprint;
+  for (const char* kind : {"cuda-vmm", "cuda-ipc"}) {
+    options.device = TestDevice{.ipc_kind = kind};
+    ASSERT_TRUE(groups_.join(1, part_of(small_model(), options)));
+    groups_.lose(1);
+    const RankStatus rank = groups_.orphans().at(0);
+    EXPECT_EQ(rank.tier, "cuda");
+    EXPECT_EQ(rank.ipc_kind, kind);
+    EXPECT_EQ(rank.survives, std::string_view(kind) == "cuda-vmm");
+    EXPECT_FALSE(rank.context);
+  }
+  ASSERT_TRUE(groups_.join(1, part()));
+  groups_.lose(1);
+  EXPECT_TRUE(groups_.orphans().at(0).survives);
+}
+
+TEST_F(GroupsOfANode, OnlyTheOrphanedRankOfAGroupIsHandedOut) {
+  ASSERT_TRUE(groups_.join(1, part(0, 2)));
+  ASSERT_TRUE(groups_.join(2, part(1, 2)));
+  groups_.lose(2);
+  const auto hold_rank = [&](std::uint32_t rank) {
+    return groups_.hold_orphan(Role::target, kFingerprint, rank, {4711, "engine", 0});
+  };
+  EXPECT_EQ(hold_rank(0).error().reason, Reason::not_found);
+  EXPECT_EQ(hold_rank(2).error().reason, Reason::not_found);
+  auto orphan = hold_rank(1);
+  ASSERT_TRUE(orphan);
+  EXPECT_EQ(orphan->part->manifest().rank(), 1u);
+  EXPECT_EQ(groups_.orphans().at(0).holders, (std::vector<Holder>{{4711, "engine", 100}}));
+  EXPECT_FALSE(groups_.withdraw(1, false).withdrawn) << "what is held stays whole";
+  orphan->lease.reset();
+  EXPECT_TRUE(groups_.orphans().at(0).holders.empty());
+  EXPECT_TRUE(groups_.withdraw(1, false).withdrawn);
+}
+
 TEST_F(GroupsOfANode, OnlyAnOrphanCanBeEvictedHere) {
   const auto refusal = [&] { return groups_.evict_orphan(Role::target, kFingerprint).error(); };
   ASSERT_TRUE(groups_.join(1, part()));

@@ -62,5 +62,23 @@ TEST_F(OpenFilesOfAnEntry, StatusFilesAndOtherEntriesDoNotCount) {
   EXPECT_EQ(files_.holders(*other).size(), 1u);
 }
 
+TEST_F(OpenFilesOfAnEntry, ALeaseHoldsAndKeepsNothingAlive) {
+  std::shared_ptr<const void> lease = files_.lease(entry_, {4711, "engine", 3});
+  open(entry_, getpid());
+  EXPECT_EQ(files_.open_count(*entry_), 2u);
+  EXPECT_EQ(files_.holders(*entry_).size(), 2u);
+  lease = files_.lease(entry_, {getpid(), "fs_test", 3});
+  ASSERT_EQ(files_.holders(*entry_).size(), 1u) << "the same process";
+  EXPECT_EQ(files_.holders(*entry_)[0].since, 3);
+  lease.reset();
+  EXPECT_EQ(files_.open_count(*entry_), 1u);
+
+  const auto other = entry_of({{"config.json", "other"}});
+  const std::weak_ptr<Entry> weak = other;
+  lease = files_.lease(other, {4711, "engine", 3});
+  EXPECT_EQ(weak.use_count(), 1);
+  EXPECT_EQ(files_.open_count(*entry_), 1u);
+}
+
 }  // namespace
 }  // namespace wcache

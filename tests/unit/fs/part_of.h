@@ -1,5 +1,7 @@
 #pragma once
 
+#include <spdlog/sinks/null_sink.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -10,12 +12,23 @@
 
 namespace wcache::test {
 
+inline spdlog::logger& quiet_log() {
+  static spdlog::logger log{"test", std::make_shared<spdlog::sinks::null_sink_mt>()};
+  return log;
+}
+
+/// What a daemon hands out, all duplicates.
+inline Attachment attachment_of(const TestEntry& entry) {
+  return {entry.manifest(),    entry.manifest_nbytes, entry.images(),
+          entry.slab_copies(), entry.handles,         entry.instance};
+}
+
 /// What wcachefs makes of an entry that it was handed. Sealed memfds, so that no rights are needed.
 inline Result<std::shared_ptr<const Part>> try_part(std::vector<TestFile> files,
                                                     TestEntryOptions options = {}) {
   options.memfd = true;
   const TestEntry made = make_test_entry(std::move(files), options);
-  return Part::make(made.manifest(), made.manifest_nbytes, made.images(), 4711, "/run/wcache/test.sock");
+  return Part::make(attachment_of(made), 4711, "/run/wcache/test.sock", quiet_log());
 }
 
 inline std::shared_ptr<const Part> part_of(std::vector<TestFile> files, TestEntryOptions options = {}) {

@@ -29,10 +29,28 @@ class XattrTable : public testing::Test {
   }
   XattrContext context() const {
     return {[](const Entry&) { return std::size_t{3}; },
-            [tree = tree_.snapshot()](const Entry& entry) { return tree->partner(entry); }, "/mnt"};
+            [tree = tree_.snapshot()](const Entry& entry) { return tree->partner(entry); }, "/mnt",
+            "/run/wcachefs.sock", owner_};
   }
   std::string value(const Node& node, const std::string& name) const {
     return xattr_value(node, "user.wcache." + name, context()).value_or("(none)");
+  }
+  int refusal(const Node& node, const std::string& name) const {
+    const auto value = xattr_value(node, "user.wcache." + name, context());
+    return value ? 0 : value.error();
+  }
+  /// An entry on as many devices as are given, each holding the whole.
+  void show_on(const std::vector<TestDevice>& devices) {
+    std::vector<std::shared_ptr<const Part>> parts;
+    for (const TestDevice& device : devices) {
+      TestEntryOptions options;
+      options.device = device;
+      options.node_ranks = static_cast<std::uint32_t>(devices.size());
+      options.rank = static_cast<std::uint32_t>(parts.size());
+      parts.push_back(part_of(small_model(), options));
+    }
+    entry_ = *Entry::make(std::move(parts), 0);
+    tree_.publish(entry_);
   }
   std::vector<std::string> short_names(const Node& node) const {
     std::vector<std::string> names;
@@ -43,7 +61,10 @@ class XattrTable : public testing::Test {
 
   Tree tree_{[] { return std::int64_t{0}; }};
   std::shared_ptr<Entry> entry_;
+  bool owner_ = true;
 };
+
+const std::string kFirstFile = "model-00001-of-00002.safetensors";
 
 TEST_F(XattrTable, Root) {
   const Node root = *tree_.snapshot()->node(kRootInode);
@@ -135,6 +156,104 @@ TEST_F(XattrTable, Tensor) {
   EXPECT_EQ(value(node, "digest"), to_hex(segment_digest(std::as_bytes(std::span(bytes)))));
 }
 
+TEST_F(XattrTable, AWeightFileInOneSlab) {
+  show_on({TestDevice{.slab_nbytes = 1 << 20}});
+  const Node node = below(directory(), kFirstFile);
+  EXPECT_THAT(short_names(node),
+              ElementsAre("role", "fingerprint", "rank", "state", "tier", "device_uuid", "nbytes", "tensors",
+                          "digest", "ipc_kind", "ipc_size", "ipc_handle"));
+  EXPECT_EQ(value(node, "tier"), "cuda");
+  EXPECT_EQ(value(node, "device_uuid"), TestDevice{}.uuid);
+  EXPECT_EQ(value(node, "nbytes"), "15064");
+  EXPECT_EQ(value(node, "ipc_kind"), "cuda-vmm");
+  EXPECT_EQ(value(node, "ipc_size"), std::to_string(entry_->manifest().slab_nbytes(0)));
+  EXPECT_EQ(value(node, "ipc_handle"), "slab=0 socket=/run/wcache/test.sock");
+  EXPECT_EQ(refusal(node, "ipc_handle.0"), ENODATA);
+  EXPECT_THAT(xattr_names(below(directory(), "config.json"), context()), IsEmpty());
+}
+
+TEST_F(XattrTable, SeveralSlabsAreNumbered) {
+  show_on({TestDevice{}});
+  ASSERT_EQ(entry_->manifest().slab_count(), 2u);
+  const Node node = below(directory(), kFirstFile);
+  EXPECT_EQ(value(node, "ipc_handle.1"), "slab=1 socket=/run/wcache/test.sock");
+  EXPECT_EQ(refusal(node, "ipc_handle"), ENODATA);
+  EXPECT_EQ(refusal(node, "ipc_handle.2"), ENODATA);
+  EXPECT_EQ(value(node, "ipc_size"),
+            std::to_string(entry_->manifest().slab_nbytes(0) + entry_->manifest().slab_nbytes(1)));
+}
+
+TEST_F(XattrTable, LegacyHandlesAreTheRawBytes) {
+  show_on({TestDevice{.ipc_kind = "cuda-ipc"}});
+  const Node node = below(directory(), kFirstFile);
+  EXPECT_EQ(value(node, "ipc_kind"), "cuda-ipc");
+  EXPECT_EQ(value(node, "ipc_handle.0"), std::string(64, '\1'));
+  EXPECT_EQ(value(node, "ipc_handle.1"), std::string(64, '\2'));
+}
+
+TEST_F(XattrTable, ATensorOnADeviceTellsItsPlace) {
+  show_on({TestDevice{}});
+  const Node node = tensor("lm_head.weight");
+  EXPECT_THAT(short_names(node),
+              ElementsAre("dtype", "shape", "nbytes", "digest", "rank", "file", "offset", "device_uuid",
+                          "ipc_kind", "ipc_handle", "ipc_offset", "ipc_slab"));
+  const auto row = *entry_->tensor(*entry_->find_tensor("lm_head.weight"));
+  ASSERT_EQ(row.slab, 1u);
+  EXPECT_EQ(value(node, "ipc_handle"), "slab=1 socket=/run/wcache/test.sock");
+  EXPECT_EQ(value(node, "ipc_slab"), "1");
+  EXPECT_EQ(value(node, "ipc_offset"), std::to_string(row.slab_offset));
+  EXPECT_EQ(value(tensor("model.embed.weight"), "ipc_offset"), "256") << "after the file's header";
+}
+
+TEST_F(XattrTable, OtherDevicesWithTheSameFileHaveTheirRanksPrefix) {
+  show_on({TestDevice{.slab_nbytes = 1 << 20}, TestDevice{.uuid = "GPU-1", .slab_nbytes = 1 << 20},
+           TestDevice{.uuid = "GPU-2"}});
+  const Node node = below(directory(), kFirstFile);
+  const std::vector<std::string> names = short_names(node);
+  EXPECT_THAT(std::vector(names.begin() + 11, names.end()),
+              ElementsAre("ipc_handle", "rank1.device_uuid", "rank1.ipc_size", "rank1.ipc_handle",
+                          "rank2.device_uuid", "rank2.ipc_size", "rank2.ipc_handle.0", "rank2.ipc_handle.1"));
+  EXPECT_EQ(value(node, "rank"), "0");
+  EXPECT_EQ(value(node, "rank1.device_uuid"), "GPU-1");
+  EXPECT_EQ(value(node, "rank2.ipc_handle.1"), "slab=1 socket=/run/wcache/test.sock");
+  EXPECT_EQ(value(directory(), "tensors"), "4") << "each tensor counts once";
+  EXPECT_EQ(value(directory(), "nbytes"), std::to_string(entry_->manifest().nbytes()));
+  EXPECT_EQ(value(directory(), "tp_size"), "1");
+}
+
+TEST_F(XattrTable, HandlesOfLostDaemonsNameWhoHoldsTheMemoryNow) {
+  show_on({TestDevice{.slab_nbytes = 1 << 20}, TestDevice{.uuid = "GPU-1", .slab_nbytes = 1 << 20}});
+  const Node node = below(directory(), kFirstFile);
+  entry_->parts()[1]->lose_daemon();
+  EXPECT_EQ(value(node, "ipc_handle"), "slab=0 socket=/run/wcache/test.sock");
+  EXPECT_EQ(value(node, "rank1.ipc_handle"), "slab=0 role=target fingerprint=" + entry_->directory_name() +
+                                                 " rank=1 socket=/run/wcachefs.sock");
+}
+
+TEST_F(XattrTable, OfLostLegacyMemoryThereAreNoHandles) {
+  show_on({TestDevice{.ipc_kind = "cuda-ipc"}});
+  const Node node = below(directory(), kFirstFile);
+  entry_->parts()[0]->lose_daemon();
+  EXPECT_EQ(refusal(node, "ipc_handle.0"), ENODATA);
+  EXPECT_EQ(refusal(tensor("lm_head.weight"), "ipc_handle"), ENODATA);
+  EXPECT_EQ(value(tensor("lm_head.weight"), "ipc_slab"), "1");
+  EXPECT_THAT(short_names(node), testing::Not(testing::Contains("ipc_handle.0")));
+}
+
+TEST_F(XattrTable, OthersSeeNoHandles) {
+  show_on({TestDevice{}, TestDevice{.uuid = "GPU-1"}});
+  owner_ = false;
+  const Node node = below(directory(), kFirstFile);
+  EXPECT_THAT(short_names(node), testing::Not(testing::Contains(testing::HasSubstr("ipc_handle"))));
+  EXPECT_THAT(short_names(tensor("lm_head.weight")), testing::Not(testing::Contains("ipc_handle")));
+  for (const char* name : {"ipc_handle.0", "ipc_handle.1", "rank1.ipc_handle.0"})
+    EXPECT_EQ(refusal(node, name), EACCES) << name;
+  EXPECT_EQ(refusal(tensor("lm_head.weight"), "ipc_handle"), EACCES);
+  EXPECT_EQ(refusal(node, "ipc_handle"), ENODATA);
+  EXPECT_EQ(value(node, "rank1.device_uuid"), "GPU-1");
+  EXPECT_EQ(value(tensor("lm_head.weight"), "ipc_slab"), "1");
+}
+
 TEST_F(XattrTable, EverythingElseHasNone) {
   show(small_model());
   for (const Node& node :
@@ -144,7 +263,7 @@ TEST_F(XattrTable, EverythingElseHasNone) {
     EXPECT_EQ(value(node, "digest"), "(none)");
   }
   for (const char* name : {"user.wcache.", "user.wcache.other", "user.role", "security.selinux", "role", ""})
-    EXPECT_EQ(xattr_value(directory(), name, {}), std::nullopt) << name;
+    EXPECT_EQ(xattr_value(directory(), name, {}).error(), ENODATA) << name;
   EXPECT_FALSE(is_own_xattr("security.capability"));
   EXPECT_FALSE(is_own_xattr("user.other"));
 }
