@@ -78,7 +78,7 @@ Status DeviceMemory::Reader::prepare() {
 
 DeviceMemory::Reader::~Reader() {
   const CurrentContext current = CurrentContext::enter_to_clean(context_);
-  if (stream_) context_.driver().cuStreamSynchronize(stream_.get());
+  if (stream_ && !drain(context_.driver(), stream_.get())) bounce_->forget();
   event_.reset();
   stream_.reset();
   bounce_.reset();

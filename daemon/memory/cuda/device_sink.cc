@@ -150,8 +150,7 @@ DeviceSink::Lane::~Lane() {
     else
       std::this_thread::sleep_for(kPoll);
   }
-  if (copying_.empty()) {
-    sink_.driver_.cuStreamSynchronize(stream_.get());
+  if (copying_.empty() && drain(sink_.driver_, stream_.get())) {
     buffers_.clear();
     stream_.reset();
     forsaken_ ? memory_.keep_pages() : memory_.reset();
@@ -221,6 +220,7 @@ Status DeviceSink::place_head(std::uint32_t image, std::span<const std::byte> he
   if (!stream) return fail(stream.error());
   const Status copied = copy(landing, memory->data(), stream->get());
   const CUresult ended = driver_.cuStreamSynchronize(stream->get());
+  if (ended != CUDA_SUCCESS && !drain(driver_, stream->get())) memory->forget();
   if (!copied) return copied;
   if (auto s = cuda_check(driver_, "copying a header to the device", ended); !s) return s;
   if (auto s = cuda_check(driver_, "letting go of a stream", stream->close()); !s) return s;

@@ -61,4 +61,9 @@ Result<CudaOwned<CUevent>> make_event(const CudaDriver& driver) {
   return CudaOwned<CUevent>(event, [&driver](CUevent own) { return driver.cuEventDestroy(own); });
 }
 
+bool drain(const CudaDriver& driver, CUstream stream) {
+  return driver.cuStreamSynchronize(stream) == CUDA_SUCCESS ||
+         driver.cuStreamSynchronize(stream) == CUDA_SUCCESS;
+}
+
 }  // namespace wcache

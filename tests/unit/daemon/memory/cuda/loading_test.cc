@@ -12,9 +12,9 @@ namespace wcache {
 namespace {
 
 using namespace std::chrono_literals;
-using ::testing::HasSubstr;
 using testing::FakeDisk;
 using testing::FakeMachine;
+using ::testing::HasSubstr;
 using testing::ImageMemory;
 using testing::kMiB;
 
@@ -60,6 +60,212 @@ TEST_F(CudaLoadingTest, AnyPlanArrivesByteForByteWithTheDigestsOfTheHost) {
   EXPECT_TRUE(slab_counts.contains(8));
   EXPECT_LE(*slab_counts.rbegin(), 8u);
   expect_nothing_left();
+}
+
+/// Files of these sizes, served byte for byte.
+EntryPlan copy_plan(FakeDisk& disk, const std::vector<std::uint64_t>& sizes) {
+  EntryPlan plan;
+  for (std::uint32_t i = 0; i < sizes.size(); ++i) {
+    plan.sources.push_back(disk.add("f" + std::to_string(i), testing::random_bytes(sizes[i], i)));
+    plan.images.push_back(testing::whole_image(plan.sources.back(), i));
+  }
+  return plan;
+}
+
+TEST_F(CudaLoadingTest, AnEmptyWeightFileAndOneOfABlockExactly) {
+  FakeDisk disk;
+  const EntryPlan plan = copy_plan(disk, {0, kHashBlock, 1, 0, kChunk, kChunk + 1});
+  const auto filled = load(plan, disk, target());
+  ASSERT_TRUE(filled) << filled.error().message;
+  expect_holds(*filled->entry, plan, disk);
+  EXPECT_EQ(filled->report.nbytes, plan.nbytes());
+}
+
+TEST_F(CudaLoadingTest, ABufferIsUsedAgainOnlyWhenItsCopyHasPassed) {
+  constexpr unsigned kWorkers = 2;
+  constexpr unsigned kBuffers = 2;
+  FakeDisk disk;
+  const EntryPlan plan = copy_plan(disk, {20 * kMiB + 3, 9 * kMiB});
+  CudaTarget to = target();
+  to.staging_buffers = kBuffers;
+  FillOptions options;
+  options.workers = kWorkers;
+  options.stall_timeout = 10min;
+  gpu_.hold_copies();
+  std::optional<Result<Filled>> filled;
+  std::thread filling([&] { filled.emplace(load(plan, disk, to, options)); });
+  while (control_.calls("cuEventRecord") < kWorkers * kBuffers) std::this_thread::sleep_for(1ms);
+  // Every buffer waits for its copy now: nothing more may be read until one has passed.
+  const std::uint64_t read = disk.read_nbytes;
+  std::this_thread::sleep_for(30ms);
+  EXPECT_EQ(control_.calls("cuEventRecord"), kWorkers * kBuffers);
+  EXPECT_EQ(disk.read_nbytes, read);
+  EXPECT_EQ(disk.in_flight, 0);
+  gpu_.let_copies_go();
+  filling.join();
+  ASSERT_TRUE(*filled) << filled->error().message;
+  expect_holds(*(*filled)->entry, plan, disk);
+}
+
+TEST_F(CudaLoadingTest, SmallRingsUnderSlowCopiesStayRight) {
+  FakeMachine slow;
+  slow.copy_delay_us = 1500;
+  reconfigure(slow);
+  for (unsigned buffers = 1; buffers <= 3; ++buffers) {
+    FakeDisk disk;
+    disk.seed = buffers;
+    const EntryPlan plan = testing::RandomDraft(buffers + 100).make(disk);
+    CudaTarget to = target(buffers == 2 ? DeviceIpc::legacy : DeviceIpc::vmm);
+    to.staging_buffers = buffers;
+    const auto filled = load(plan, disk, to);
+    ASSERT_TRUE(filled) << filled.error().message;
+    expect_holds(*filled->entry, plan, disk);
+  }
+  expect_nothing_left();
+}
+
+TEST_F(CudaLoadingTest, AStopInTheMiddleLeavesNothing) {
+  for (const DeviceIpc ipc : {DeviceIpc::vmm, DeviceIpc::legacy}) {
+    FakeDisk disk;
+    const EntryPlan plan = copy_plan(disk, {60 * kMiB});
+    std::stop_source stop;
+    std::atomic<int> reads = 0;
+    disk.fault = [&](const std::string&, std::uint64_t, std::uint64_t) -> std::optional<std::int64_t> {
+      if (++reads == 9) stop.request_stop();
+      return std::nullopt;
+    };
+    const auto filled = load(plan, disk, target(ipc), {}, stop.get_token());
+    ASSERT_FALSE(filled);
+    EXPECT_EQ(filled.error().reason, Reason::timeout);
+    EXPECT_LT(reads, 30);
+    expect_nothing_left();
+  }
+}
+
+TEST_F(CudaLoadingTest, AFileThatCannotBeReadLeavesNothing) {
+  FakeDisk disk;
+  const EntryPlan plan = copy_plan(disk, {9 * kMiB});
+  disk.fault = [](const std::string&, std::uint64_t offset, std::uint64_t) -> std::optional<std::int64_t> {
+    return offset > 4 * kMiB ? std::optional<std::int64_t>(-EIO) : std::nullopt;
+  };
+  const auto filled = load(plan, disk, target());
+  ASSERT_FALSE(filled);
+  EXPECT_EQ(filled.error().reason, Reason::io);
+  EXPECT_THAT(filled.error().message, HasSubstr("reading f0 at byte"));
+  expect_nothing_left();
+}
+
+TEST_F(CudaLoadingTest, AVmmEntryIsNothingButDescriptors) {
+  FakeDisk disk;
+  const EntryPlan plan = copy_plan(disk, {5 * kMiB});
+  auto filled = load(plan, disk, target(DeviceIpc::vmm));
+  ASSERT_TRUE(filled) << filled.error().message;
+  EXPECT_FALSE(filled->entry->has_context());
+  EXPECT_EQ(gpu_.contexts().size(), 0u);
+  EXPECT_EQ(gpu_.leaks(getpid()), std::vector<std::string>());
+  EXPECT_EQ(gpu_.used_bytes(0), filled->slabs.nbytes());
+  EXPECT_EQ(filled->entry->instance().size(), 32u);
+  Fd kept = filled->entry->slabs()[0].duplicate().value();
+  filled->entry.reset();
+  EXPECT_EQ(gpu_.used_bytes(0), filled->slabs.slabs[0]) << "a descriptor holds the memory";
+  kept.reset();
+  expect_nothing_left();
+}
+
+TEST_F(CudaLoadingTest, ALegacyEntryKeepsItsContextAndMemory) {
+  FakeDisk disk;
+  const EntryPlan plan = copy_plan(disk, {5 * kMiB});
+  auto filled = load(plan, disk, target(DeviceIpc::legacy));
+  ASSERT_TRUE(filled) << filled.error().message;
+  EXPECT_TRUE(filled->entry->has_context());
+  EXPECT_EQ(gpu_.contexts().size(), 1u);
+  EXPECT_EQ(gpu_.used_bytes(0), filled->slabs.nbytes());
+  EXPECT_EQ(gpu_.live_allocations(0), filled->slabs.slabs.size());
+  filled->entry.reset();
+  expect_nothing_left();
+}
+
+TEST_F(CudaLoadingTest, FillsFitUntilTheDeviceIsFull) {
+  FakeMachine small;
+  small.devices[0].memory = 30 * kMiB;
+  small.context_bytes = kMiB;
+  reconfigure(small);
+  FakeDisk disk;
+  const EntryPlan plan = copy_plan(disk, {12 * kMiB});
+  const CudaTarget to = target();
+  const auto first = load(plan, disk, to);
+  ASSERT_TRUE(first) << first.error().message;
+  const auto second = load(plan, disk, to);
+  ASSERT_TRUE(second) << second.error().message;
+  EXPECT_NE(first->entry->instance(), second->entry->instance());
+  control_.reset();
+  const auto third = load(plan, disk, to);
+  ASSERT_FALSE(third);
+  EXPECT_EQ(third.error().reason, Reason::over_budget);
+  EXPECT_THAT(third.error().message, HasSubstr(to.device.uuid));
+  EXPECT_THAT(third.error().message, HasSubstr("12.0 MiB (12582912 bytes) of device memory are needed"));
+  EXPECT_THAT(third.error().message, HasSubstr("5.0 MiB (5242880 bytes) free of 30.0 MiB"));
+  EXPECT_EQ(control_.calls("cuMemCreate"), 0u);
+  EXPECT_EQ(gpu_.used_bytes(0), 24 * kMiB);
+  expect_holds(*first->entry, plan, disk);
+  expect_holds(*second->entry, plan, disk);
+}
+
+TEST_F(CudaLoadingTest, MemoryThatSomebodyElseTookMeanwhileIsOverBudgetToo) {
+  FakeDisk disk;
+  const EntryPlan plan = copy_plan(disk, {600 * kMiB / 100});
+  for (const DeviceIpc ipc : {DeviceIpc::vmm, DeviceIpc::legacy}) {
+    auto loading = CudaLoading::prepare(plan, target(ipc));
+    ASSERT_TRUE(loading) << loading.error().message;
+    const auto other = gpu_.occupy(0, (std::uint64_t{1} << 30) - kMiB);
+    const Status allocated = (*loading)->allocate();
+    ASSERT_FALSE(allocated);
+    EXPECT_EQ(allocated.error().reason, Reason::over_budget);
+    EXPECT_THAT(allocated.error().message, HasSubstr("on GPU-"));
+  }
+  expect_nothing_left();
+}
+
+TEST_F(CudaLoadingTest, OtherFormatsThanSafetensorsAreUnsupported) {
+  FakeDisk disk;
+  EntryPlan plan = copy_plan(disk, {kMiB});
+  plan.images[0].kind = FileKind::gguf;
+  const auto filled = load(plan, disk, target());
+  ASSERT_FALSE(filled);
+  EXPECT_EQ(filled.error().reason, Reason::unsupported);
+  EXPECT_EQ(control_.calls("cuDevicePrimaryCtxRetain"), 0u);
+}
+
+TEST_F(CudaLoadingTest, WithoutDescriptorsTheWayIsLegacy) {
+  FakeMachine machine;
+  machine.attributes[103] = 0;
+  reconfigure(machine);
+  EXPECT_EQ(target().ipc, DeviceIpc::legacy);
+  const auto vmm = find_target(DeviceIpc::vmm);
+  ASSERT_FALSE(vmm);
+  EXPECT_EQ(vmm.error().reason, Reason::unsupported);
+  EXPECT_EQ(vmm.error().key, "--ipc");
+  machine.attributes[103] = 1;
+  reconfigure(machine);
+  EXPECT_EQ(target().ipc, DeviceIpc::vmm);
+  EXPECT_EQ(target(DeviceIpc::legacy).ipc, DeviceIpc::legacy);
+}
+
+TEST_F(CudaLoadingTest, ADeviceThatTakesNoFurtherProcessSaysSo) {
+  for (const auto& [mode, words] : {std::pair{3, "exclusive-process mode"}, {2, "prohibited mode"}}) {
+    FakeMachine machine;
+    machine.attributes[20] = mode;
+    reconfigure(machine);
+    const CudaTarget to = target();
+    control_.reset();
+    control_.fail("cuDevicePrimaryCtxRetain:*=46");
+    FakeDisk disk;
+    const auto filled = load(copy_plan(disk, {kMiB}), disk, to);
+    ASSERT_FALSE(filled);
+    EXPECT_EQ(filled.error().reason, Reason::unsupported);
+    EXPECT_THAT(filled.error().message, HasSubstr(words));
+    EXPECT_THAT(filled.error().hint, HasSubstr("nvidia-smi -c DEFAULT"));
+  }
 }
 
 }  // namespace

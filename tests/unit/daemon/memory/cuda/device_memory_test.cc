@@ -1,0 +1,169 @@
+#include "daemon/memory/cuda/device_memory.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <random>
+#include <thread>
+
+#include "daemon/memory/cuda/pinned.h"
+#include "tests/unit/daemon/memory/cuda/cuda_loading.h"
+
+namespace wcache {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::FakeDisk;
+using testing::FakeMachine;
+using testing::kMiB;
+
+class DeviceMemoryTest : public testing::CudaTest {
+ protected:
+  DeviceMemoryTest() {
+    plan_ = testing::RandomDraft(7).make(disk_);
+    ImagePlan other = plan_.images.front();
+    other.kind = FileKind::other;
+    plan_.images.push_back(other);
+  }
+
+  std::unique_ptr<DeviceEntry> entry(DeviceIpc ipc, std::chrono::milliseconds idle = 1h) {
+    auto target = find_target(ipc).value();
+    target.idle = idle;
+    auto filled = load(plan_, disk_, target);
+    EXPECT_TRUE(filled) << filled.error().message;
+    return std::move(filled->entry);
+  }
+
+  std::size_t other() const { return plan_.images.size() - 1; }
+
+  /// As soon as it is so; a test that waits for ever is ended by ctest.
+  static void wait_until_idle(const DeviceEntry& entry) {
+    while (entry.has_context()) std::this_thread::sleep_for(1ms);
+  }
+
+  FakeDisk disk_;
+  EntryPlan plan_;
+};
+
+TEST_F(DeviceMemoryTest, AnyRangeCanBeRead) {
+  for (const DeviceIpc ipc : {DeviceIpc::vmm, DeviceIpc::legacy}) {
+    const auto held = entry(ipc);
+    std::mt19937_64 random(1);
+    for (std::size_t image = 0; image < other(); ++image) {
+      const std::vector<std::byte> expected = testing::expected_image(plan_, disk_, image);
+      for (int i = 0; i < 40; ++i) {
+        const std::uint64_t begin = random() % (expected.size() + 1);
+        const std::uint64_t most = i % 3 == 0 ? 100 : i % 3 == 1 ? 70'000 : 6 * kMiB;
+        std::vector<std::byte> bytes(std::min(expected.size() - begin, random() % most));
+        ASSERT_TRUE(held->read(image, begin, bytes));
+        EXPECT_TRUE(
+            std::equal(bytes.begin(), bytes.end(), expected.begin() + static_cast<std::ptrdiff_t>(begin)));
+      }
+    }
+  }
+  expect_nothing_left();
+}
+
+TEST_F(DeviceMemoryTest, WhatIsNotThereIsInvalid) {
+  const auto held = entry(DeviceIpc::vmm);
+  std::array<std::byte, 8> out{};
+  const std::uint64_t end = plan_.images[0].nbytes;
+  EXPECT_EQ(held->read(0, end - 7, out).error().reason, Reason::invalid);
+  EXPECT_EQ(held->read(0, ~std::uint64_t{0} - 3, out).error().reason, Reason::invalid);
+  EXPECT_EQ(held->read(plan_.images.size(), 0, out).error().reason, Reason::invalid);
+  EXPECT_EQ(held->read(other(), 0, out).error().reason, Reason::invalid) << "that one is in host memory";
+  EXPECT_TRUE(held->read(0, end, {}));
+  EXPECT_TRUE(held->read(0, end - 8, out));
+}
+
+TEST_F(DeviceMemoryTest, TheContextIsMadeForAReadAndDroppedWhenIdle) {
+  const auto held = entry(DeviceIpc::vmm, 20ms);
+  const std::uint64_t used = gpu_.used_bytes(0);
+  std::array<std::byte, 8> out{};
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_FALSE(held->has_context());
+    EXPECT_EQ(gpu_.contexts().size(), 0u);
+    ASSERT_TRUE(held->read(0, 0, out));
+    wait_until_idle(*held);
+    EXPECT_EQ(gpu_.leaks(getpid()), std::vector<std::string>());
+    EXPECT_EQ(gpu_.used_bytes(0), used);
+  }
+  EXPECT_EQ(gpu_.counter(getpid(), "contexts_made.0"), 4u);
+}
+
+TEST_F(DeviceMemoryTest, TheContextStaysFromReadToRead) {
+  const auto held = entry(DeviceIpc::vmm);
+  std::array<std::byte, 8> out{};
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(held->read(0, 0, out));
+    EXPECT_TRUE(held->has_context());
+  }
+  EXPECT_EQ(gpu_.counter(getpid(), "contexts_made.0"), 2u);
+}
+
+TEST_F(DeviceMemoryTest, SeveralReadWhileItIsDroppedAgainAndAgain) {
+  const auto held = entry(DeviceIpc::vmm, 0ms);
+  const std::vector<std::byte> expected = testing::expected_image(plan_, disk_, 0);
+  std::atomic<int> wrong = 0;
+  {
+    std::vector<std::jthread> readers;
+    for (std::uint64_t seed = 1; seed <= 4; ++seed)
+      readers.emplace_back([&, seed] {
+        std::mt19937_64 random(seed);
+        for (int i = 0; i < 50; ++i) {
+          const std::uint64_t begin = random() % expected.size();
+          std::vector<std::byte> bytes(std::min<std::uint64_t>(expected.size() - begin, 100'000));
+          if (!held->read(0, begin, bytes) ||
+              !std::equal(bytes.begin(), bytes.end(), expected.begin() + static_cast<std::ptrdiff_t>(begin)))
+            ++wrong;
+        }
+      });
+  }
+  EXPECT_EQ(wrong, 0);
+  wait_until_idle(*held);
+  EXPECT_EQ(gpu_.leaks(getpid()), std::vector<std::string>());
+}
+
+TEST_F(DeviceMemoryTest, ItIsMappedForReadingAloneWhereTheDeviceCan) {
+  std::array<std::byte, 8> out{};
+  for (const bool can : {true, false}) {
+    FakeMachine machine;
+    machine.read_only_access = can;
+    reconfigure(machine);
+    const auto held = entry(DeviceIpc::vmm);
+    control_.reset();
+    ASSERT_TRUE(held->read(0, 0, out));
+    EXPECT_EQ(control_.calls("cuMemSetAccess"), can ? 1u : 2u);
+    expect_holds(*held, weights_of(plan_), disk_);
+  }
+}
+
+TEST_F(DeviceMemoryTest, ABrokenContextIsAnErrorOfItsReadAlone) {
+  std::array<std::byte, 8> out{};
+  for (const DeviceIpc ipc : {DeviceIpc::vmm, DeviceIpc::legacy}) {
+    const auto held = entry(ipc);
+    ASSERT_TRUE(held->read(0, 0, out));
+    const CudaTarget target = find_target(ipc).value();
+    {
+      const auto context = CudaContext::retain(*target.driver, target.device);
+      const auto current = CurrentContext::enter(*context);
+      const auto stream = make_stream(*target.driver);
+      CUdeviceptr unmapped = 0;
+      ASSERT_EQ(target.driver->cuMemAddressReserve(&unmapped, 2 * kMiB, 0, 0, 0), CUDA_SUCCESS);
+      const CudaOwned<CUdeviceptr> reserved(
+          unmapped, [&](CUdeviceptr at) { return target.driver->cuMemAddressFree(at, 2 * kMiB); });
+      ASSERT_EQ(target.driver->cuMemcpyDtoHAsync(out.data(), unmapped, out.size(), stream->get()),
+                CUDA_ERROR_ILLEGAL_ADDRESS);
+    }
+    const Status read = held->read(0, 0, out);
+    ASSERT_FALSE(read);
+    EXPECT_EQ(read.error().reason, Reason::io);
+    EXPECT_EQ(held->has_context(), ipc == DeviceIpc::legacy);
+    EXPECT_FALSE(held->read(0, 0, out)) << "the driver has not come to its senses";
+    control_.reset();
+    EXPECT_TRUE(held->read(0, 0, out));
+  }
+}
+
+}  // namespace
+}  // namespace wcache
