@@ -70,6 +70,19 @@ TEST(ManifestJson, NamesSlabsWhereThereAreSome) {
   EXPECT_EQ(parsed["tensors"][3]["slab_offset"], 8);
 }
 
+TEST(ManifestJson, ListsTheSizesOfSlabs) {
+  const EntryPlan plan = sample_plan();
+  const auto digests = digests_of_heads(plan);
+  const SlabPlan slabs = plan_slabs(plan, kSlabAlignment, 3 * kSlabAlignment, 100).value();
+  const auto bytes =
+      build_manifest(plan, digests, {}, {"cuda", "GPU-1", "cuda-vmm"}, std::nullopt, &slabs).value();
+  const json parsed = json::parse(manifest_json(ManifestView::open(bytes).value()));
+  EXPECT_EQ(parsed["slabs"], json({768, 512}));
+  EXPECT_EQ(parsed["tensors"][2]["slab"], 1);
+  EXPECT_EQ(parsed["tensors"][2]["slab_offset"], 256);
+  EXPECT_FALSE(json::parse(manifest_json(Manifest(plan).view())).contains("slabs"));
+}
+
 TEST(ManifestJson, NamesThatAreNoUtf8ComeInHexToo) {
   const Manifest manifest(sample_plan());
   const json parsed = json::parse(manifest_json(manifest.view()));

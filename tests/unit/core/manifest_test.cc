@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstring>
 #include <numeric>
@@ -27,6 +28,20 @@ std::vector<std::byte> build(const EntryPlan& plan) {
   EXPECT_TRUE(bytes.has_value());
   return bytes.value_or(std::vector<std::byte>());
 }
+
+/// The sample as on a device, where its segments lie in slabs of the smallest size.
+struct OnDevice {
+  explicit OnDevice(EntryPlan of) : plan(std::move(of)) {
+    slabs = plan_slabs(plan, kSlabAlignment, kSlabAlignment, 100).value();
+    const auto digests = digests_of_heads(plan);
+    bytes = build_manifest(plan, digests, key_of(plan, digests).fingerprint(),
+                           Placement{"cuda", "GPU-1", std::string(kIpcVmm)}, std::nullopt, &slabs)
+                .value();
+  }
+  EntryPlan plan;
+  SlabPlan slabs;
+  std::vector<std::byte> bytes;
+};
 
 /// Many tensors in one file, two bytes each.
 EntryPlan wide_plan(std::uint64_t count) {
@@ -120,6 +135,53 @@ TEST(Manifest, TensorsAreSortedAndFoundByName) {
   EXPECT_FALSE(view->tensor(4));
   EXPECT_FALSE(view->find_tensor("c"));
   EXPECT_FALSE(view->find_tensor("zz"));
+}
+
+TEST(Manifest, OnADeviceTensorsHaveTheirPlacesInSlabs) {
+  const OnDevice made(sample_plan());
+  const auto view = ManifestView::open(made.bytes);
+  ASSERT_TRUE(view) << view.error().message;
+  EXPECT_EQ(view->placement().tier, "cuda");
+  ASSERT_EQ(view->slab_count(), 5u) << "one for each segment";
+  for (std::size_t slab = 0; slab < 5; ++slab) EXPECT_EQ(view->slab_nbytes(slab), kSlabAlignment);
+  EXPECT_EQ(view->slab_nbytes(5), 0u);
+  for (std::size_t row = 0; row < view->file_count(); ++row)
+    EXPECT_EQ(view->on_device(*view->file(row)), is_weights(view->file(row)->kind));
+
+  const auto slab_of = [&](std::string_view name) { return view->tensor(*view->find_tensor(name))->slab; };
+  EXPECT_EQ(slab_of("z.weight"), 1u);
+  EXPECT_EQ(slab_of("b.weight"), 2u);
+  EXPECT_EQ(slab_of("m.scalar"), 4u);
+  const auto nothing = view->tensor(*view->find_tensor("a.nothing"));
+  ASSERT_TRUE(nothing) << "an empty tensor is somewhere as well";
+  EXPECT_EQ(nothing->slab, 0u);
+  EXPECT_EQ(nothing->slab_offset, 0u);
+  EXPECT_EQ(view->fingerprint(), ManifestView::open(build(made.plan))->fingerprint())
+      << "where the bytes are is not part of the key";
+}
+
+TEST(Manifest, InHostMemoryThereAreNoSlabs) {
+  const auto bytes = build(sample_plan());
+  const auto view = ManifestView::open(bytes);
+  ASSERT_TRUE(view);
+  EXPECT_EQ(view->slab_count(), 0u);
+  EXPECT_EQ(view->slab_nbytes(0), 0u);
+  for (std::size_t row = 0; row < view->file_count(); ++row) EXPECT_FALSE(view->on_device(*view->file(row)));
+}
+
+TEST(Manifest, ATensorBeyondItsSlabIsNone) {
+  OnDevice made(wide_plan(3));
+  made.slabs.images[0][1].slab = 7;                     // none such
+  made.slabs.images[0][2].offset = kSlabAlignment - 1;  // its second byte is beyond the end
+  const auto digests = digests_of_heads(made.plan);
+  const auto bytes = build_manifest(made.plan, digests, {}, Placement{"cuda", "GPU-1", "cuda-vmm"},
+                                    std::nullopt, &made.slabs)
+                         .value();
+  const auto view = ManifestView::open(bytes);
+  ASSERT_TRUE(view);
+  EXPECT_TRUE(view->tensor(0));
+  EXPECT_FALSE(view->tensor(1));
+  EXPECT_FALSE(view->tensor(2));
 }
 
 TEST(Manifest, EmptyEntryHasEmptyTables) {
@@ -219,8 +281,9 @@ std::uint64_t touch_everything(const ManifestView& view) {
     const auto file = view.file(row);
     if (!file) continue;
     add(file->name);
-    sum += view.find_file(file->name).value_or(0);
+    sum += view.find_file(file->name).value_or(0) + (view.on_device(*file) ? 1 : 0);
   }
+  for (std::size_t slab = 0; slab < view.slab_count() && slab < 1000; ++slab) sum += view.slab_nbytes(slab);
   for (std::size_t row = 0; row < view.tensor_count() && row < 1000; ++row) {
     const auto tensor = view.tensor(row);
     if (!tensor) continue;
@@ -234,12 +297,12 @@ std::uint64_t touch_everything(const ManifestView& view) {
 }
 
 TEST(Manifest, RandomDamageNeverReadsOutOfBounds) {
-  const auto good = build(sample_plan());
+  const std::array good{build(sample_plan()), OnDevice(sample_plan()).bytes};
   std::mt19937 random(20240607);
   int opened = 0;
   for (int round = 0; round < 20'000; ++round) {
     // An allocation of exactly the size, so that one byte too far is seen.
-    std::vector<std::byte> bytes(good);
+    std::vector<std::byte> bytes(good[random() % good.size()]);
     const std::size_t flips = 1 + random() % 4;
     for (std::size_t i = 0; i < flips; ++i) {
       std::byte& at = bytes[random() % bytes.size()];
