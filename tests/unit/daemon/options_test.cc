@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <optional>
+#include <string>
 #include <vector>
 
 namespace wcache {
@@ -28,6 +30,30 @@ TEST(DaemonOptions, TakesWhatALauncherGives) {
   EXPECT_EQ(options.log_level, spdlog::level::debug);
 }
 
+TEST(DaemonOptions, NamesADeviceByItsWholeUuid) {
+  constexpr const char* kUuid = "GPU-01234567-89ab-cdef-0123-456789abcdef";
+  const auto host = std::get<DaemonOptions>(*parse({"--model", "/m", "--rank", "2"}));
+  EXPECT_EQ(host.device_uuid, "");
+  EXPECT_EQ(host.device(), "HOST-2");
+  EXPECT_EQ(host.ipc, std::nullopt);
+  EXPECT_EQ(host.slab_nbytes, std::uint64_t{8} << 30);
+  const std::string device = "cuda:" + std::string(kUuid);
+  const auto cuda = std::get<DaemonOptions>(
+      *parse({"--model", "/m", "--device", device.c_str(), "--ipc", "legacy", "--slab-size", "4M"}));
+  EXPECT_EQ(cuda.device_uuid, kUuid);
+  EXPECT_EQ(cuda.device(), kUuid);
+  EXPECT_EQ(cuda.ipc, DeviceIpc::legacy);
+  EXPECT_EQ(cuda.slab_nbytes, std::uint64_t{4} << 20);
+  for (const char* word :
+       {"cuda:", "cuda:0", "cuda:GPU-0123", "GPU-01234567-89ab-cdef-0123-456789abcdef",
+        "cuda:GPU-01234567-89ab-cdef-0123-456789abcdeg", "cuda:GPU-01234567-89ab-cdef-0123/456789abcdef",
+        "cuda:CPU-01234567-89ab-cdef-0123-456789abcdef"}) {
+    const auto refused = parse({"--model", "/m", "--device", word});
+    ASSERT_FALSE(refused) << word;
+    EXPECT_EQ(refused.error().key, "--device");
+  }
+}
+
 TEST(DaemonOptions, RefusesTheRest) {
   for (const std::vector<const char*>& words :
        std::vector<std::vector<const char*>>{{},
@@ -35,6 +61,8 @@ TEST(DaemonOptions, RefusesTheRest) {
                                              {"--model", "/m", "--role", "draft1"},
                                              {"--model", "/m", "--rank", "-1"},
                                              {"--model", "/m", "--device", "cuda"},
+                                             {"--model", "/m", "--ipc", "fabric"},
+                                             {"--model", "/m", "--slab-size", "0"},
                                              {"--model", "/m", "--memory-limit", "much"},
                                              {"--model", "/m", "--log-level", "loud"},
                                              {"--model", "/m", "surplus"},

@@ -1,0 +1,208 @@
+#!/usr/bin/env python3
+"""Real wcached processes on a fake machine with GPUs: which device they touch, what they hold, how they fail."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+SOURCE = pathlib.Path(__file__).resolve().parents[3]
+BIN = pathlib.Path(os.environ["WCACHE_BIN_DIR"])
+LIBRARY = BIN.parent / "tests" / "libwcache_fake_cuda.so"
+WAIT = 60  # seconds, for anything that should take a moment
+
+sys.path.insert(0, str(SOURCE / "tests" / "fake_cuda"))
+from fake_gpu import FakeGpu  # noqa: E402
+
+
+def uuid(device):
+    return "GPU-" + FakeGpu.default_uuid(device)
+
+
+class WcachedOnCuda(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.root = pathlib.Path(temporary.name)
+        self.model = self.make_model("model", 1)
+        self.gpu = FakeGpu(str(LIBRARY), {"devices": 2})
+        self.addCleanup(self.gpu.close)
+        self.daemons = []
+        self.addCleanup(self.stop_all)
+
+    def tearDown(self):
+        self.assertEqual(self.gpu.errors(), "")
+
+    def make_model(self, name, seed):
+        subprocess.run([sys.executable, SOURCE / "tests/tools/make_checkpoint.py", "--kind", "demo", "--size", "20M",
+                        "--seed", str(seed), self.root / name], check=True, stdout=subprocess.DEVNULL)
+        return self.root / name
+
+    def environment(self, **variables):
+        return dict(self.gpu.environment(), WCACHE_CACHE_DIR=str(self.root / "cache"), **variables)
+
+    def start(self, *options, device=1, model=None, **variables):
+        words = [BIN / "wcached", "--model", model or self.model, "--run-dir", self.root / "run", *options]
+        if device is not None:
+            words += ["--device", "cuda:" + uuid(device), "--slab-size", "4M"]
+        daemon = subprocess.Popen(words, env=self.environment(**variables), stderr=subprocess.PIPE, text=True)
+        self.daemons.append(daemon)
+        return daemon
+
+    def stop_all(self):
+        for daemon in self.daemons:
+            if daemon.poll() is None:
+                daemon.kill()
+            daemon.wait()
+            daemon.stderr.close()
+
+    def wcache(self, *words):
+        done = subprocess.run([BIN / "wcache", *words, "--run-dir", self.root / "run"], env=self.environment(),
+                              capture_output=True, text=True, timeout=WAIT)
+        return done.returncode, done.stdout
+
+    def ranks(self):
+        groups = json.loads(self.wcache("status", "--json")[1])["groups"]
+        return {rank["pid"]: rank for group in groups for rank in group["ranks"]}
+
+    def wait_ready(self, daemon):
+        end = time.monotonic() + WAIT
+        while time.monotonic() < end:
+            rank = self.ranks().get(daemon.pid, {})
+            if rank.get("state") == "ready":
+                return rank
+            self.assertIsNone(daemon.poll(), "wcached ended: " + (daemon.stderr.read() if daemon.poll() else ""))
+            time.sleep(0.02)
+        self.fail("not ready")
+
+    def failure(self, daemon):
+        errors = daemon.communicate(timeout=WAIT)[1]
+        return daemon.returncode, errors
+
+    def end(self, daemon):
+        daemon.send_signal(signal.SIGTERM)
+        self.assertEqual(daemon.wait(timeout=WAIT), 0)
+
+    def test_only_its_own_device_is_touched_whatever_is_visible(self):
+        for visible in ("0", "7", uuid(0), ""):
+            with self.subTest(visible=visible):
+                daemon = self.start("--ipc", "vmm", CUDA_VISIBLE_DEVICES=visible)
+                rank = self.wait_ready(daemon)
+                self.assertEqual(rank["device_uuid"], uuid(1))
+                self.assertEqual((rank["tier"], rank["ipc_kind"], rank["survives"]), ("cuda", "cuda-vmm", True))
+                self.assertGreater(self.gpu.used_bytes(1), 20 << 20)
+                self.assertEqual(self.gpu.used_bytes(0), 0)
+                counters = self.gpu.counters(daemon.pid)
+                self.assertEqual((counters["contexts_made.0"], counters["contexts_made.1"]), (0, 1))
+                self.assertEqual(counters["pageable_copies"], 0)
+                self.end(daemon)
+                self.assertEqual(self.gpu.leaks(daemon.pid), {})
+                self.assertEqual(self.gpu.used_bytes(1), 0)
+
+    def test_a_vmm_daemon_has_a_context_for_reads_alone(self):
+        daemon = self.start("--ipc", "vmm")
+        self.assertIs(self.wait_ready(daemon)["cuda_context"], False)
+        self.assertEqual(self.gpu.contexts(), [])
+        code, text = self.wcache("verify")
+        self.assertEqual(code, 0, text)
+        self.assertEqual(self.gpu.counters(daemon.pid)["contexts_made.1"], 2)
+        self.end(daemon)
+        self.assertEqual(self.gpu.leaks(daemon.pid), {})
+
+    def test_a_legacy_daemon_keeps_its_context(self):
+        daemon = self.start("--ipc", "legacy")
+        rank = self.wait_ready(daemon)
+        self.assertEqual((rank["ipc_kind"], rank["survives"], rank["cuda_context"]), ("cuda-ipc", False, True))
+        self.assertEqual(self.gpu.contexts(), [(1, daemon.pid)])
+        self.assertEqual(self.wcache("verify")[0], 0)
+        self.end(daemon)
+        self.assertEqual(self.gpu.leaks(daemon.pid), {})
+        self.assertEqual((self.gpu.contexts(), self.gpu.used_bytes(1)), ([], 0))
+
+    def test_in_host_memory_no_driver_is_loaded(self):
+        daemon = self.start(device=None)
+        rank = self.wait_ready(daemon)
+        self.assertEqual(rank["tier"], "host")
+        self.assertNotIn("cuda_context", rank)
+        self.assertNotIn(LIBRARY.name, pathlib.Path(f"/proc/{daemon.pid}/maps").read_text())
+        self.assertEqual(self.gpu.counters(daemon.pid), {})
+        self.end(daemon)
+
+    def test_host_and_device_have_one_fingerprint(self):
+        daemon = self.start(device=None)
+        self.wait_ready(daemon)
+        host = json.loads(self.wcache("status", "--json")[1])["groups"][0]["fingerprint"]
+        self.end(daemon)
+        daemon = self.start()
+        self.wait_ready(daemon)
+        self.assertEqual(json.loads(self.wcache("status", "--json")[1])["groups"][0]["fingerprint"], host)
+        self.end(daemon)
+
+    def test_daemons_share_a_device_until_it_is_full(self):
+        self.gpu.configure({"devices": 2, "device.1.memory": 60 << 20, "context_bytes": 4 << 20})
+        first = self.start()
+        self.wait_ready(first)
+        second = self.start(model=self.make_model("second", 2))
+        self.wait_ready(second)
+        used = self.gpu.used_bytes(1)
+        code, errors = self.failure(self.start(model=self.make_model("third", 3)))
+        self.assertEqual(code, 7, errors)
+        self.assertRegex(errors, f"of device memory are needed, and {uuid(1)} .* free of 60.0 MiB")
+        self.assertEqual(self.gpu.used_bytes(1), used)
+        self.assertEqual(self.wcache("verify")[0], 0)
+        self.end(first)
+        self.end(second)
+
+    def test_the_memory_limit_counts_both(self):
+        code, errors = self.failure(self.start("--memory-limit", "20M"))
+        self.assertEqual(code, 7, errors)
+        self.assertIn("--memory-limit", errors)
+
+    def test_killed_it_leaves_nothing(self):
+        daemon = self.start()
+        self.wait_ready(daemon)
+        daemon.kill()
+        daemon.wait()
+        self.assertEqual(self.gpu.used_bytes(1), 0)
+
+    def test_stopped_while_it_fills(self):
+        self.gpu.configure({"devices": 2, "copy_delay_us": 50000})
+        daemon = self.start()
+        end = time.monotonic() + WAIT
+        while self.gpu.counters(daemon.pid).get("calls.cuMemcpyHtoDAsync_v2", 0) == 0:
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.01)
+        self.end(daemon)
+        self.assertEqual(self.gpu.leaks(daemon.pid), {})
+        self.assertEqual(self.gpu.used_bytes(1), 0)
+
+    def test_each_trouble_has_its_own_reason(self):
+        for config, options, code, words in (
+                ({"devices": 2, "attribute.103": 0}, ("--ipc", "vmm"), 1, "cannot give its memory away as descriptors"),
+                ({"devices": 1}, (), 1, "sees no device"),
+                ({"devices": 2, "init_error": 34}, (), 1, "stub"),
+                ({"devices": 2, "driver_version": 11020}, (), 1, "too old"),
+                ({"devices": 2}, ("--ipc", "fabric"), 2, "no such way to share device memory")):
+            with self.subTest(words=words):
+                self.gpu.configure(config)
+                got, errors = self.failure(self.start(*options))
+                self.assertEqual(got, code, errors)
+                self.assertIn(words, errors)
+        got, errors = self.failure(self.start(WCACHE_LIBCUDA="/nonexistent/libcuda.so.1"))
+        self.assertEqual(got, 1)
+        self.assertIn("no CUDA driver", errors)
+
+    def test_without_descriptors_the_default_is_legacy(self):
+        self.gpu.configure({"devices": 2, "attribute.103": 0})
+        daemon = self.start()
+        self.assertEqual(self.wait_ready(daemon)["ipc_kind"], "cuda-ipc")
+        self.end(daemon)
+
+
+if __name__ == "__main__":
+    unittest.main()
