@@ -85,7 +85,8 @@ Result<std::shared_ptr<const CudaDriver>> load_cuda_driver(const std::string& fi
     return fail(std::move(error));
   };
   auto driver = std::make_shared<CudaDriver>();
-  void* const handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+  // A driver that was started has threads of its own: it stays.
+  void* const handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (handle == nullptr) return refuse(DeviceTrouble::no_driver, no_driver(file, dlerror()));
   driver->library = std::shared_ptr<void>(handle, dlclose);
   const char* const missing = find_functions(*driver);

@@ -140,5 +140,29 @@ TEST(SlabPlan, AnyPlanIsPackedWithoutOverlap) {
   }
 }
 
+TEST(SlabParts, AreWhereAnyRangeOfTheImageLies) {
+  const std::vector<Segment> segments{{0, 10}, {10, 1}, {11, 1000}, {1011, 5}};
+  const std::vector<SlabPlace> places{{0, 0}, {0, 256}, {1, 0}, {0, 512}};
+  for (std::uint64_t begin = 0; begin <= 1016; begin += 7)
+    for (const std::uint64_t nbytes : {0, 1, 10, 12, 1016}) {
+      std::uint64_t at = begin;
+      for (const SlabPart& part : slab_parts(segments, places, begin, nbytes)) {
+        EXPECT_EQ(part.image_offset, at);
+        ASSERT_GT(part.nbytes, 0u);
+        const auto segment = std::ranges::find_if(
+            segments, [&](const Segment& s) { return at >= s.offset && at < s.offset + s.nbytes; });
+        ASSERT_NE(segment, segments.end());
+        EXPECT_LE(at + part.nbytes, segment->offset + segment->nbytes);
+        const SlabPlace& place = places[static_cast<std::size_t>(segment - segments.begin())];
+        EXPECT_EQ(part.place, (SlabPlace{place.slab, place.offset + at - segment->offset}));
+        at += part.nbytes;
+      }
+      EXPECT_EQ(at, std::min<std::uint64_t>(begin + nbytes, 1016));
+    }
+  EXPECT_THAT(slab_parts({}, {}, 0, 10), IsEmpty());
+  EXPECT_THAT(slab_parts(segments, places, 1016, 10), IsEmpty());
+  EXPECT_THAT(slab_parts(segments, places, 5000, 10), IsEmpty());
+}
+
 }  // namespace
 }  // namespace wcache

@@ -197,6 +197,16 @@ class WcachedOnCuda(unittest.TestCase):
         self.assertEqual(got, 1)
         self.assertIn("no CUDA driver", errors)
 
+    def test_a_mig_instance_is_a_device_of_its_own(self):
+        part = "aaaa1111-2222-3333-4444-555566667777"
+        self.gpu.configure({"devices": 3, "device.2.uuid": part, "device.2.mig_parent": FakeGpu.default_uuid(1)})
+        daemon = self.start("--device", "cuda:MIG-" + part, device=None, CUDA_VISIBLE_DEVICES="0")
+        self.assertEqual(self.wait_ready(daemon)["device_uuid"], "MIG-" + part)
+        self.assertEqual([self.gpu.used_bytes(device) > 0 for device in range(3)], [False, False, True])
+        self.assertEqual(self.wcache("verify")[0], 0)
+        self.end(daemon)
+        self.assertEqual(self.gpu.leaks(daemon.pid), {})
+
     def test_without_descriptors_the_default_is_legacy(self):
         self.gpu.configure({"devices": 2, "attribute.103": 0})
         daemon = self.start()

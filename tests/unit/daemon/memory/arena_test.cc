@@ -105,6 +105,26 @@ TEST(Arena, HoldsEachImageAtItsSizeAndTheManifest) {
   EXPECT_EQ(sealed->kind, MemoryKind::memfd);
 }
 
+TEST(Arena, WeightsThatLieElsewhereTakeNothing) {
+  const MemoryKernel kernel = MemoryKernel::real();
+  const EntryPlan plan = plan_of(5'000'001);
+  EXPECT_EQ(arena_nbytes(plan) - arena_nbytes(plan, false), whole_pages(5'000'001));
+  auto arena = Arena::create(plan, kernel, {.memfd = true, .weights = false});
+  ASSERT_TRUE(arena) << arena.error().message;
+  ASSERT_EQ(arena->images().size(), 3u);
+  EXPECT_EQ(arena->images()[0].size(), page_nbytes());
+  EXPECT_TRUE(arena->images()[2].empty());
+  std::memcpy(arena->images()[0].data(), "{}", 2);
+  ASSERT_TRUE(arena->add_manifest(bytes_of("manifest")));
+  auto sealed = std::move(*arena).seal();
+  ASSERT_TRUE(sealed) << sealed.error().message;
+  ASSERT_EQ(sealed->images.size(), 3u);
+  EXPECT_EQ(content(sealed->images[0]), "{}");
+  EXPECT_TRUE(sealed->images[1]);
+  EXPECT_FALSE(sealed->images[2]);
+  EXPECT_EQ(content(sealed->manifest), "manifest");
+}
+
 TEST(Arena, MissingRightsOrKernelSupportLeadToMemfdsAndSaySo) {
   for (int errnum : {EPERM, ENOSYS, ENODEV}) {
     MemoryKernel kernel = MemoryKernel::real();
