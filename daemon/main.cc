@@ -118,13 +118,12 @@ Result<StoredEntry> load(const DaemonOptions& options, spdlog::logger& log, cons
   const MachineDisk disk = open_machine_disk(*disk_options);
   const MemoryKernel kernel = MemoryKernel::real();
   DigestCache cache = open_digest_cache(log);
-  const LoadMachine machine{
-      kernel,
-      *disk.disk,
-      disk.note,
-      cache,
-      [&](const MemoryNeed& need) { return check_memory(need, options.memory_limit); },
-      *device ? &**device : nullptr};
+  const LoadMachine machine{kernel,
+                            *disk.disk,
+                            disk.note,
+                            cache,
+                            [&](const MemoryNeed& need) { return check_memory(need, options.memory_limit); },
+                            *device ? &**device : nullptr};
   return load_entry(request, machine, events, std::move(stop));
 }
 
@@ -154,8 +153,7 @@ struct Surroundings {
 Result<Surroundings> make_surroundings(const DaemonOptions& options) {
   Result<RunDir> run_dir = open_run_dir(options);
   if (!run_dir) return fail(std::move(run_dir.error()));
-  if (Status fits = run_dir->check_socket_length(options.device()); !fits)
-    return fail(fits.error());
+  if (Status fits = run_dir->check_socket_length(options.device()); !fits) return fail(fits.error());
   std::string log_file = run_dir->file(log_name(options));
   Result<std::shared_ptr<spdlog::logger>> log =
       make_logger({"wcached", options.log_level, STDERR_FILENO, log_file});
@@ -165,8 +163,8 @@ Result<Surroundings> make_surroundings(const DaemonOptions& options) {
   return Surroundings{std::move(*run_dir), std::move(log_file), std::move(*log), std::move(*loop)};
 }
 
-/// Whatever the variable said: the driver, which reads it when it is loaded, shows the daemon its own device and
-/// can make no context elsewhere. Before there are threads.
+/// Whatever the variable said: the driver, which reads it when it is loaded, shows the daemon its own device
+/// and can make no context elsewhere. Before there are threads.
 void show_one_device(const DaemonOptions& options) {
   if (!options.device_uuid.empty()) setenv("CUDA_VISIBLE_DEVICES", options.device_uuid.c_str(), 1);
 }

@@ -52,7 +52,8 @@ Status check_device(DaemonOptions& options, const Words& words) {
   else if (words.ipc == "legacy")
     options.ipc = DeviceIpc::legacy;
   else if (!words.ipc.empty())
-    return fail(Reason::invalid, "no such way to share device memory: " + words.ipc, "vmm or legacy", "--ipc");
+    return fail(Reason::invalid, "no such way to share device memory: " + words.ipc, "vmm or legacy",
+                "--ipc");
   if (words.slab_size.empty()) return {};
   const Result<std::uint64_t> size = parse_size(words.slab_size, "--slab-size");
   if (!size) return fail(size.error());
@@ -102,7 +103,8 @@ Result<std::variant<DaemonOptions, HelpText, ListDevices>> parse_daemon_options(
       ->type_name("MODEL");
   app.add_option("--role", words.role, "What the model is served as: target or draft0. Default: target.")
       ->type_name("ROLE");
-  app.add_option("--rank", options.rank, "The rank it serves; in host memory its device is HOST-<rank>. Default: 0.")
+  app.add_option("--rank", options.rank,
+                 "The rank it serves; in host memory its device is HOST-<rank>. Default: 0.")
       ->type_name("N");
   words.key.add_to(app);
   app.add_option("--node-ranks", options.node_ranks,
@@ -119,13 +121,15 @@ Result<std::variant<DaemonOptions, HelpText, ListDevices>> parse_daemon_options(
   app.add_option("--device", words.device,
                  "Where the weights are held: host, or cuda: and the whole UUID of a device. Default: host.")
       ->type_name("DEVICE");
-  app.add_option("--ipc", words.ipc,
-                 "How device memory is given to engines: vmm (descriptors) or legacy (CUDA IPC handles). Default: "
-                 "vmm where the device can.")
+  app.add_option(
+         "--ipc", words.ipc,
+         "How device memory is given to engines: vmm (descriptors) or legacy (CUDA IPC handles). Default: "
+         "vmm where the device can.")
       ->type_name("WAY");
-  app.add_option("--slab-size", words.slab_size,
-                 "Size of an allocation on the device that holds several tensors; there are at most 8, larger ones "
-                 "if need be. Default: 8G.")
+  app.add_option(
+         "--slab-size", words.slab_size,
+         "Size of an allocation on the device that holds several tensors; there are at most 8, larger ones "
+         "if need be. Default: 8G.")
       ->type_name("SIZE");
   app.add_option("--memory-limit", words.memory_limit,
                  "The most memory the entry may take, in bytes or with K, M, G or T. Default: no limit.")

@@ -19,12 +19,12 @@ namespace wcache {
 struct DaemonOptions {
   draftroute::GroupRequest group;  ///< model, role and the key options
   std::uint32_t rank = 0;
-  std::uint32_t node_ranks = 1;    ///< ranks of the group on this node
-  bool grouped = false;            ///< the launcher settles the fingerprint and says when to publish
-  std::string name;                ///< empty: the checkpoint's own
-  std::string run_dir;             ///< empty: the default
-  std::string device_uuid;         ///< "GPU-...", "MIG-...": where the weights go; empty: host memory
-  std::optional<DeviceIpc> ipc;    ///< how device memory is shared; nullopt: as the device can
+  std::uint32_t node_ranks = 1;  ///< ranks of the group on this node
+  bool grouped = false;          ///< the launcher settles the fingerprint and says when to publish
+  std::string name;              ///< empty: the checkpoint's own
+  std::string run_dir;           ///< empty: the default
+  std::string device_uuid;       ///< "GPU-...", "MIG-...": where the weights go; empty: host memory
+  std::optional<DeviceIpc> ipc;  ///< how device memory is shared; nullopt: as the device can
   std::uint64_t slab_nbytes = kSlabNbytes;
   std::uint64_t memory_limit = 0;  ///< bytes; 0: none
   int launcher_fd = -1;            ///< -1: nobody launched it

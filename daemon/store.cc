@@ -138,9 +138,9 @@ Result<StoredEntry> load_entry(const LoadRequest& request, const LoadMachine& ma
   if (Status go_on = stopped(stop); !go_on) return fail(go_on.error());
   Result<SealedArena> sealed = std::move(memory->host).seal();
   if (!sealed) return fail(std::move(sealed.error()));
-  return StoredEntry{std::move(*plan),       std::move(report->digests), key->fingerprint(),
-                     std::move(*sealed),     manifest->size(),           digest_of(*manifest),
-                     report->path,           std::move(report->note),    std::move(device->entry)};
+  return StoredEntry{std::move(*plan),   std::move(report->digests), key->fingerprint(),
+                     std::move(*sealed), manifest->size(),           digest_of(*manifest),
+                     report->path,       std::move(report->note),    std::move(device->entry)};
 }
 
 }  // namespace wcache

@@ -29,8 +29,8 @@ struct StoredEntry {
   Digest manifest_digest;
   FillPath fill_path = FillPath::io_uring_direct;
   std::string fill_note;  ///< why it was not io_uring-direct; empty when it was
-  /// Where the weights are, for an entry on a device: their descriptors in `memory` are then empty. nullptr: in
-  /// host memory.
+  /// Where the weights are, for an entry on a device: their descriptors in `memory` are then empty. nullptr:
+  /// in host memory.
   std::unique_ptr<DeviceEntry> device = nullptr;
 };
 

@@ -56,9 +56,9 @@ struct FillReport {
 /// Called on the thread that called fill(): at the start, then once an interval, then at the end.
 using ProgressCallback = std::function<void(const FillProgress&)>;
 
-/// Reads every image of the sink's plan into its memory and hashes it on the way. Each source is checked to be
-/// what the plan saw, before and after. On return no read is in flight, no ring is open, and neither kernel nor
-/// driver holds anything for the fill.
+/// Reads every image of the sink's plan into its memory and hashes it on the way. Each source is checked to
+/// be what the plan saw, before and after. On return no read is in flight, no ring is open, and neither
+/// kernel nor driver holds anything for the fill.
 ///
 /// Errors name file, offset and cause. stale: a source changed, or is not what was remembered; io, denied,
 /// not_found: it could not be read; timeout: stopped through `stop`, or nothing arrived for stall_timeout; or

@@ -87,8 +87,8 @@ class Planner {
   Status add_blocks(std::uint32_t index) {
     const ImagePlan& image = plan_.images[index];
     const auto wrong = [&](std::uint64_t at) {
-      return fail(Reason::internal,
-                  "a segment of " + image.name + " does not end with its piece, at byte " + std::to_string(at));
+      return fail(Reason::internal, "a segment of " + image.name + " does not end with its piece, at byte " +
+                                        std::to_string(at));
     };
     auto segment = std::ranges::lower_bound(image.segments, image.head.size(), {}, &Segment::offset);
     for (const Piece& piece : image.pieces) {

@@ -178,10 +178,11 @@ Status FillWorker::check_stall() const {
   const Slot* oldest = nullptr;
   for (const Slot& slot : slots_)
     if (slot.read != nullptr && (oldest == nullptr || slot.started < oldest->started)) oldest = &slot;
-  const std::string seconds = std::to_string(
-      std::chrono::duration_cast<std::chrono::seconds>(work_.options.stall_timeout).count());
+  const std::string seconds =
+      std::to_string(std::chrono::duration_cast<std::chrono::seconds>(work_.options.stall_timeout).count());
   if (oldest == nullptr)
-    return fail(Reason::timeout, "what was read does not reach the device: nothing moved for " + seconds + " s",
+    return fail(Reason::timeout,
+                "what was read does not reach the device: nothing moved for " + seconds + " s",
                 "see whether the device answers (nvidia-smi, dmesg)");
   return fail(Reason::timeout, "reading " + position(*oldest) + ": nothing came for " + seconds + " s",
               "see whether the storage answers (dmesg, network mounts)");

@@ -45,7 +45,8 @@ class PinnedMemory {
 Result<CudaOwned<CUstream>> make_stream(const CudaDriver& driver);
 Result<CudaOwned<CUevent>> make_event(const CudaDriver& driver);
 
-/// Waits for what is in the stream before its memory goes. False: nobody knows whether the device still copies.
+/// Waits for what is in the stream before its memory goes. False: nobody knows whether the device still
+/// copies.
 bool drain(const CudaDriver& driver, CUstream stream);
 
 }  // namespace wcache

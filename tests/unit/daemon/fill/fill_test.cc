@@ -20,8 +20,8 @@ namespace wcache {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::FakeDisk;
 using testing::expected_image;
+using testing::FakeDisk;
 using ::testing::HasSubstr;
 using testing::ImageMemory;
 using testing::random_bytes;
