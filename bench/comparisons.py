@@ -6,6 +6,7 @@ import pathlib
 import shutil
 import subprocess
 
+import attach
 import machine
 import node as nodes
 from report import Comparison, Series, rate
@@ -135,7 +136,8 @@ def no_passthrough(node, rounds):
 
 
 ALL = {"cold-fill": (cold_fill, 7), "warm-read": (warm_read, 21), "first-touch": (first_touch, 21),
-       "load-safetensors": (load_safetensors, 11), "calls": (calls, 15), "no-passthrough": (no_passthrough, 7)}
+       "load-safetensors": (load_safetensors, 11), "calls": (calls, 15), "no-passthrough": (no_passthrough, 7),
+       "attach": (attach.attach, 101), "attach-fake-device": (attach.attach_fake_device, 101)}
 QUICK_ROUNDS = 3
 
 
