@@ -73,8 +73,15 @@ Result<SlabMapping> SlabMapping::map(const CudaDriver& driver, const CudaDevice&
   CUmemAccessDesc allowed{};
   allowed.location = properties(device).location;
   allowed.flags = access;
-  if (auto s = cuda_check(driver, what, driver.cuMemSetAccess(at, nbytes, &allowed, 1)); !s)
-    return fail(s.error());
+  CUresult result = driver.cuMemSetAccess(at, nbytes, &allowed, 1);
+  mapping.read_only_ = access == CU_MEM_ACCESS_FLAGS_PROT_READ;
+  // Whether there are read-only mappings is not to be asked, only to be tried.
+  if (mapping.read_only_ && (result == CUDA_ERROR_INVALID_VALUE || result == CUDA_ERROR_NOT_SUPPORTED)) {
+    mapping.read_only_ = false;
+    allowed.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    result = driver.cuMemSetAccess(at, nbytes, &allowed, 1);
+  }
+  if (auto s = cuda_check(driver, what, result); !s) return fail(s.error());
   return mapping;
 }
 

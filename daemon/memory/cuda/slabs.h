@@ -25,7 +25,8 @@ Status check_free_memory(const CudaDriver& driver, const CudaDevice& device, std
 /// Device memory of the VMM kind in this process's address space. Needs no context. Borrows the driver.
 class SlabMapping {
  public:
-  /// Maps the whole allocation; `handle` may be released then.
+  /// Maps the whole allocation; `handle` may be released then. Where the driver has no mappings for reading
+  /// alone, one that was asked for can be written.
   static Result<SlabMapping> map(const CudaDriver& driver, const CudaDevice& device,
                                  CUmemGenericAllocationHandle handle, std::uint64_t nbytes,
                                  CUmemAccess_flags access);
@@ -38,6 +39,7 @@ class SlabMapping {
   SlabMapping& operator=(SlabMapping&&) = delete;
 
   CUdeviceptr address() const { return reserved_.get(); }
+  bool read_only() const { return read_only_; }
   Status unmap();
 
  private:
@@ -46,6 +48,7 @@ class SlabMapping {
   const CudaDriver* driver_;
   CudaOwned<CUdeviceptr> reserved_;
   CudaOwned<CUdeviceptr> mapped_;  // after reserved_: goes before it
+  bool read_only_ = false;
 };
 
 /// The slabs of an entry on its device, while they are written; dropped, their memory is free again, but for
