@@ -90,17 +90,10 @@ Result<CUdeviceptr> DeviceMemory::Reader::address(std::size_t slab) {
   if (slabs_.legacy) return slabs_.legacy->slabs->address(slab);
   std::optional<SlabMapping>& mapping = mappings_[slab];
   if (mapping) return mapping->address();
-  const auto import = [&](CUmemAccess_flags access) {
-    return SlabMapping::import(context_.driver(), slabs_.device, slabs_.descriptors[slab].get(),
-                               slabs_.plan.slabs[slab], access);
-  };
-  if (auto mapped = import(CU_MEM_ACCESS_FLAGS_PROT_READ); mapped) {
-    mapping.emplace(std::move(*mapped));
-  } else {
-    auto writable = import(CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
-    if (!writable) return fail(writable.error());
-    mapping.emplace(std::move(*writable));
-  }
+  auto mapped = SlabMapping::import(context_.driver(), slabs_.device, slabs_.descriptors[slab].get(),
+                                    slabs_.plan.slabs[slab], CU_MEM_ACCESS_FLAGS_PROT_READ);
+  if (!mapped) return fail(mapped.error());
+  mapping.emplace(std::move(*mapped));
   return mapping->address();
 }
 
