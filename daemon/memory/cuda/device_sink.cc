@@ -15,7 +15,7 @@ using Clock = std::chrono::steady_clock;
 
 /// Between two looks at an event: the driver can wait for one, but not until a deadline.
 constexpr std::chrono::microseconds kPoll{100};
-/// How long a lane that is dropped waits for its copies.
+/// How long the lanes that are dropped wait for their copies, all together.
 constexpr std::chrono::seconds kDrain{5};
 
 }  // namespace
@@ -140,7 +140,7 @@ Status DeviceSink::Lane::finish() {
 DeviceSink::Lane::~Lane() {
   if (!stream_) return;  // finished
   const CurrentContext current = CurrentContext::enter_to_clean(sink_.context_);
-  const auto deadline = Clock::now() + kDrain;
+  const auto deadline = Clock::now() + (sink_.hung_ ? Clock::duration(0) : kDrain);
   const auto passes = [&] {
     return sink_.driver_.cuEventQuery(copying_.front()->event.get()) != CUDA_ERROR_NOT_READY;
   };
@@ -155,6 +155,7 @@ DeviceSink::Lane::~Lane() {
     stream_.reset();
     forsaken_ ? memory_.keep_pages() : memory_.reset();
   } else {
+    sink_.hung_ = true;
     for (Buffer& buffer : buffers_) buffer.event.forget();
     stream_.forget();
     memory_.forget();

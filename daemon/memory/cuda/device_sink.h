@@ -46,6 +46,7 @@ class DeviceSink : public FillSink {
   const CudaDriver& driver_;
   unsigned buffers_;
   std::vector<ImageHash> hashes_;
+  bool hung_ = false;  // one lane has waited in vain for its copies; the next need not
 };
 
 }  // namespace wcache

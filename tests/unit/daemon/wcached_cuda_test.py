@@ -181,6 +181,16 @@ class WcachedOnCuda(unittest.TestCase):
         self.assertEqual(self.gpu.leaks(daemon.pid), {})
         self.assertEqual(self.gpu.used_bytes(1), 0)
 
+    def test_stopped_while_the_device_does_not_answer(self):
+        self.gpu.hold_copies()
+        daemon = self.start()
+        end = time.monotonic() + WAIT
+        while self.gpu.counters(daemon.pid).get("calls.cuEventRecord", 0) == 0:
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.01)
+        self.end(daemon)
+        self.assertEqual((self.gpu.contexts(), self.gpu.used_bytes(1)), ([], 0))
+
     def test_each_trouble_has_its_own_reason(self):
         for config, options, code, words in (
                 ({"devices": 2, "attribute.103": 0}, ("--ipc", "vmm"), 1, "cannot give its memory away as descriptors"),
