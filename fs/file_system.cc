@@ -57,7 +57,7 @@ std::span<const std::byte> bytes_of(const Node& node) {
   return image.subspan(tensor->offset, tensor->nbytes);
 }
 
-/// A run of a file that is on a device.
+/// A run of a file that is on a device, and whose daemon to ask for it.
 struct DeviceRun {
   const Part* part = nullptr;
   std::uint32_t row = 0;
@@ -65,19 +65,32 @@ struct DeviceRun {
   std::uint64_t nbytes = 0;
 };
 
+/// The same run of the same file where a daemon still is, if another device has it.
+DeviceRun with_daemon(const Entry& entry, DeviceRun run) {
+  if (run.part->has_daemon()) return run;
+  const std::string_view name = run.part->manifest().file(run.row)->name;
+  for (const auto& part : entry.parts()) {
+    const std::optional<std::size_t> row = part->manifest().find_file(name);
+    if (!row || !part->on_device(*row) || !part->has_daemon()) continue;
+    return {part.get(), static_cast<std::uint32_t>(*row), run.offset, run.nbytes};
+  }
+  return run;
+}
+
 /// Where the bytes of `node` are, if that is on a device.
 std::optional<DeviceRun> device_run(const Node& node) {
+  const Entry* const entry = node.entry.get();
   if (node.kind == NodeKind::file) {
-    const Entry::File& file = node.entry->files()[node.index];
-    const Part& part = node.entry->part_of(file);
+    const Entry::File& file = entry->files()[node.index];
+    const Part& part = entry->part_of(file);
     if (!part.on_device(file.row)) return std::nullopt;
-    return DeviceRun{&part, file.row, 0, node.entry->row_of(file).nbytes};
+    return with_daemon(*entry, {&part, file.row, 0, entry->row_of(file).nbytes});
   }
   if (node.kind != NodeKind::tensor) return std::nullopt;
-  const std::optional<ManifestView::Tensor> tensor = node.entry->tensor(node.index);
-  const Part& part = *node.entry->parts()[node.entry->tensor_ref(node.index).part];
+  const std::optional<ManifestView::Tensor> tensor = entry->tensor(node.index);
+  const Part& part = *entry->parts()[entry->tensor_ref(node.index).part];
   if (!tensor || !part.on_device(tensor->file)) return std::nullopt;
-  return DeviceRun{&part, tensor->file, tensor->offset, tensor->nbytes};
+  return with_daemon(*entry, {&part, tensor->file, tensor->offset, tensor->nbytes});
 }
 
 int backing_of(const Node& node) {
@@ -288,8 +301,11 @@ void FileSystem::read(Request request, fuse_ino_t, std::size_t size, off_t offse
     request.error(EBADF);
     return;
   }
-  if (device_run(opened->node))
-    return read_device(std::move(request), opened->node, size, static_cast<std::uint64_t>(offset));
+  if (const std::optional<DeviceRun> run = device_run(opened->node)) {
+    const std::uint64_t begin = std::min(static_cast<std::uint64_t>(offset), run->nbytes);
+    const std::size_t nbytes = std::min<std::uint64_t>(size, run->nbytes - begin);
+    return read_device(std::move(request), *run->part, run->row, run->offset + begin, nbytes);
+  }
   const std::span<const std::byte> bytes =
       opened->text ? std::as_bytes(std::span(opened->text->data(), opened->text->size()))
                    : bytes_of(opened->node);
@@ -297,10 +313,8 @@ void FileSystem::read(Request request, fuse_ino_t, std::size_t size, off_t offse
   request.bytes(bytes.subspan(begin, std::min(size, bytes.size() - begin)));
 }
 
-void FileSystem::read_device(Request request, const Node& node, std::size_t size, std::uint64_t offset) {
-  const DeviceRun run = *device_run(node);
-  const std::uint64_t begin = std::min(offset, run.nbytes);
-  const std::size_t nbytes = std::min<std::uint64_t>(size, run.nbytes - begin);
+void FileSystem::read_device(Request request, const Part& part, std::uint32_t row, std::uint64_t offset,
+                             std::size_t nbytes) {
   if (nbytes == 0) {
     request.bytes(std::string_view());
     return;
@@ -308,13 +322,13 @@ void FileSystem::read_device(Request request, const Node& node, std::size_t size
   // std::function must be copyable, a request must not. Nothing here may keep the part: its end waits for
   // this.
   auto waiting = std::make_shared<Request>(std::move(request));
-  run.part->read(run.row, run.offset + begin, nbytes,
-                 [waiting, counted = device_reads_.begin()](const Result<std::span<const std::byte>>& bytes) {
-                   if (bytes)
-                     waiting->bytes(*bytes);
-                   else
-                     waiting->error(EIO);
-                 });
+  part.read(row, offset, nbytes,
+            [waiting, counted = device_reads_.begin()](const Result<std::span<const std::byte>>& bytes) {
+              if (bytes)
+                waiting->bytes(*bytes);
+              else
+                waiting->error(EIO);
+            });
 }
 
 void FileSystem::release(Request request, fuse_ino_t inode, fuse_file_info* file) {

@@ -75,7 +75,8 @@ class FileSystem {
                  std::shared_ptr<const std::string> text);
   std::string entry_status(const Entry& entry, const std::vector<Holder>& holders);
   void later(Request request, std::function<void(Request)> answer);  ///< on the status thread
-  void read_device(Request request, const Node& node, std::size_t size, std::uint64_t offset);
+  void read_device(Request request, const Part& part, std::uint32_t row, std::uint64_t offset,
+                   std::size_t nbytes);
   XattrContext xattr_context(const TreeSnapshot& tree, uid_t asker);
   static void reply_xattr(Request request, std::string_view value, std::size_t size);
 

@@ -231,6 +231,7 @@ void Group::end(Rank& rank, const ExitStatus& status) {
     mark_failed(rank.record, died_before_ready(rank.record, status));
   }
   rank.record.pid = 0;
+  rank.record.context = false;
 }
 
 void Group::turn() {

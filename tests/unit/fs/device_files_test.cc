@@ -158,6 +158,27 @@ TEST_F(FilesOfADevice, ReadsThatWaitGetEioWhenTheDaemonIsLost) {
       << "beyond the end there is nothing to ask for";
 }
 
+TEST_F(FilesOfADevice, AnotherDeviceWithTheSameFileIsReadInstead) {
+  TestEntryOptions options;
+  options.memfd = true;
+  options.device = TestDevice{};
+  options.rank = 1;
+  ReadingDaemon second(make_test_entry(small_model(), options));
+  entry_ = *Entry::make({daemon_.part(), second.part()}, 1001);
+  tree_.publish(entry_);
+  const std::uint64_t inode = weights();
+  const std::uint64_t handle = open(inode);
+  const TestFile file = small_model()[4];
+  EXPECT_TRUE(kernel_.read(inode, handle, 0, 1000).bytes == file.bytes.substr(0, 1000));
+  EXPECT_EQ(second.connections(), 0u);
+  entry_->parts()[0]->lose_daemon();
+  EXPECT_TRUE(kernel_.read(inode, handle, 7, 1000).bytes == file.bytes.substr(7, 1000));
+  const std::uint64_t lm_head = tensor("lm_head.weight");
+  EXPECT_TRUE(kernel_.read(lm_head, open(lm_head), 0, 1000).bytes == file.bytes.substr(64, 1000));
+  entry_->parts()[1]->lose_daemon();
+  EXPECT_EQ(kernel_.read(inode, handle, 0, 1000).errnum, EIO);
+}
+
 TEST_F(FilesOfADevice, HandlesAreForTheOwnerAlone) {
   const std::uint64_t inode = weights();
   const auto listed = [&] {
