@@ -137,7 +137,7 @@ def no_passthrough(node, rounds):
 
 ALL = {"cold-fill": (cold_fill, 7), "warm-read": (warm_read, 21), "first-touch": (first_touch, 21),
        "load-safetensors": (load_safetensors, 11), "calls": (calls, 15), "no-passthrough": (no_passthrough, 7),
-       "attach": (attach.attach, 101), "attach-fake-device": (attach.attach_fake_device, 101)}
+       "attach": (attach.attach, 301), "attach-fake-device": (attach.attach_fake_device, 301)}
 QUICK_ROUNDS = 3
 
 

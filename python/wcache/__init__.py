@@ -17,7 +17,7 @@ import typing
 from ._errors import (Busy, Corrupt, Denied, Error, Evicted, Internal, Invalid, Io, Mismatch, NotFound, NotReady,
                       NotRunning, OverBudget, Stale, Timeout, Unsupported, Version)
 from ._dlpack import Exporter
-from ._library import DEVICE_TYPE_CPU, Handle, library, redeem as _redeem, text
+from ._library import DEVICE_TYPE_CPU, Handle, Tensor, library, redeem as _redeem, text
 from ._views import FRAMEWORKS, device_of, dtype_of, exporter, name_of, shape_of
 
 __version__ = text(library.wcache_version())
@@ -47,7 +47,7 @@ class TensorInfo:
     read_only: bool  #: False: nothing stops a write to device memory, which would spoil it for every process
 
 
-def _info_of(tensor) -> TensorInfo:
+def _info_of(tensor: Tensor) -> TensorInfo:
     kind, number = device_of(tensor)
     return TensorInfo(name_of(tensor), dtype_of(tensor), shape_of(tensor), tensor.nbytes, text(tensor.file),
                       tensor.offset, tensor.rank, text(tensor.digest), tensor.data or 0,

@@ -56,13 +56,20 @@ def exporter(handle: Handle, tensor: Tensor) -> _dlpack.Exporter:
     return _dlpack.Exporter(tensor.data or 0, shape, dtype, device_of(tensor), handle, bool(tensor.read_only))
 
 
-class Numpy:
-    """Views of host memory; copies of what is on a device."""
+class Framework:
+    """How tensors are given. One object a model."""
 
     def prepare(self, on_device: bool) -> None:
-        pass
+        """Called before a tensor is looked up, which may map its memory."""
 
-    def array(self, handle: Handle, tensor: Tensor):
+    def array(self, handle: Handle, tensor: Tensor) -> typing.Any:
+        raise NotImplementedError
+
+
+class Numpy(Framework):
+    """Views of host memory; copies of what is on a device."""
+
+    def array(self, handle: Handle, tensor: Tensor) -> typing.Any:
         import numpy
         name = _NUMPY.get(dtype_of(tensor).upper())
         dtype = None if name is None else numpy.dtype(name)
@@ -75,7 +82,7 @@ class Numpy:
         return array
 
 
-class Torch:
+class Torch(Framework):
     """Views of the memory itself, wherever it is: of one tensor of bytes for each file or slab, since that is what every
     torch takes by DLPack, each tensor is a piece in its own type and shape."""
 
@@ -84,7 +91,7 @@ class Torch:
         self._lock = threading.Lock()
 
     def prepare(self, on_device: bool) -> None:
-        """Before memory of a device is mapped: torch makes the device's context as it wants it."""
+        """torch makes the device's context as it wants it."""
         if not on_device:
             return
         import torch
@@ -93,7 +100,7 @@ class Torch:
                               'framework="numpy" gives copies in host memory')
         torch.cuda.init()
 
-    def _base(self, handle: Handle, tensor: Tensor):
+    def _base(self, handle: Handle, tensor: Tensor) -> typing.Any:
         from torch.utils import dlpack
         with self._lock:
             base = self._bases.get(tensor.base)
@@ -103,7 +110,7 @@ class Torch:
                 self._bases[tensor.base] = base
             return base
 
-    def array(self, handle: Handle, tensor: Tensor):
+    def array(self, handle: Handle, tensor: Tensor) -> typing.Any:
         import torch
         name = _TORCH.get(dtype_of(tensor).upper())
         dtype = None if name is None else getattr(torch, name, None)
@@ -122,4 +129,4 @@ class Torch:
         return piece.view(dtype).reshape(shape)
 
 
-FRAMEWORKS = {"numpy": Numpy, "torch": Torch}
+FRAMEWORKS: typing.Dict[str, typing.Type[Framework]] = {"numpy": Numpy, "torch": Torch}

@@ -54,23 +54,25 @@ class Handed(SharedModel):
             with open(path, "rb") as file:
                 yield path.stat().st_size - 8 - int.from_bytes(file.read(8), "little")
 
-    def assert_wheel_attaches(self, wheel):
-        venv = self.work / "venv"
-        self.run_quietly(sys.executable, "-m", "venv", venv)
-        self.run_quietly(venv / "bin" / "python", "-m", "pip", "install", "--no-deps", wheel)
-        self.assert_attaches(venv / "bin" / "python", venv)
-        self.run_quietly(venv / "bin" / "python", "-m", "pip", "check")
-        self.run_quietly(venv / "bin" / "python", "-m", "pip", "uninstall", "-y", "wcache")
-        self.assertEqual([p for p in venv.rglob("wcache*")], [])
+    def venv(self):
+        """The Python of a new environment, which has pip."""
+        directory = self.work / "venv"
+        self.run_quietly(sys.executable, "-m", "venv", directory)
+        return directory / "bin" / "python"
 
     def test_the_wheel_of_the_build(self):
         (wheel,) = (BUILD / "python" / "dist").glob("wcache-*.whl")
         with zipfile.ZipFile(wheel) as archive:
             self.assertIn("wcache/libwcache.so.0", archive.namelist())
-        self.assert_wheel_attaches(wheel)
+        python = self.venv()
+        self.run_quietly(python, "-m", "pip", "install", "--no-deps", wheel)
+        self.assert_attaches(python, self.work / "venv")
+        self.run_quietly(python, "-m", "pip", "check")
+        self.run_quietly(python, "-m", "pip", "uninstall", "-y", "wcache")
+        self.assertEqual([p for p in (self.work / "venv").rglob("wcache*")], [])
 
     def test_the_wheel_that_pip_makes(self):
-        self.run_quietly(sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", self.work,
+        self.run_quietly(self.venv(), "-m", "pip", "wheel", "--no-deps", "--wheel-dir", self.work,
                          "--config-settings", f"library={BUILD / 'lib' / 'libwcache.so.0'}", harness.SOURCE / "python")
         (wheel,) = self.work.glob("wcache-*.whl")
         (built,) = (BUILD / "python" / "dist").glob("wcache-*.whl")
