@@ -48,10 +48,12 @@ Result<int> run_doctor(const CommandContext& context, bool json) {
   const FuseProbe fuse = probe_fuse();
   std::vector<MachineCheck> checks = {check_kernel(), check_mount(fuse), check_passthrough(fuse),
                                       check_memory_kind(), check_io_uring()};
-  for (MachineCheck& check : check_gpus(machine_probe().run())) checks.push_back(std::move(check));
+  const DeviceReport gpus = machine_probe().run();
+  for (MachineCheck& check : check_gpus(gpus)) checks.push_back(std::move(check));
   checks.push_back(check_free_memory(machine_memory_limits()));
   checks.push_back(check_resource_limits());
-  checks.push_back(check_run_dir(context.run_dir()));
+  checks.push_back(
+      check_run_dir(context.run_dir(), gpus.devices.empty() ? "HOST-0" : gpus.devices.front().uuid));
   const bool serves = std::none_of(checks.begin(), checks.end(),
                                    [](const MachineCheck& check) { return check.grade == Grade::fatal; });
   print(context.out, json ? json_of(checks, serves) : text_of(checks));

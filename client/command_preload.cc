@@ -137,6 +137,7 @@ Result<Planned> plan_launch(const CommandContext& context, const PreloadOptions&
   Result<std::optional<MountPlan>> mount = plan_mount(options, *run_dir);
   if (!mount) return fail(mount.error());
   Result<DeviceChoice> choice = choose_devices_of(*devices, *wish, signals);
+  if (signals.pending()) return fail(Reason::timeout, "stopped");
   if (!choice) return fail(choice.error());
   wish->devices = std::move(*choice);
   DigestCache cache = open_digest_cache();
@@ -169,8 +170,10 @@ Status check_socket_lengths(const LaunchPlan& plan) {
 Result<int> run_preload(const CommandContext& context, const PreloadOptions& options,
                         const StopSignals& signals) {
   Result<Planned> planned = plan_launch(context, options, signals);
-  if (const int number = signals.take(); number != 0) return 128 + number;
-  if (!planned) return fail(planned.error());
+  if (!planned) {
+    const int number = signals.take();
+    return number != 0 ? Result<int>(128 + number) : fail(planned.error());
+  }
   LaunchPlan& plan = planned->launch;
   Status ready = check_socket_lengths(plan);
   if (ready) ready = find_programs(plan);

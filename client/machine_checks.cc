@@ -231,13 +231,13 @@ MachineCheck check_resource_limits() {
   return check;
 }
 
-MachineCheck check_run_dir(const Result<std::string>& run_dir) {
+MachineCheck check_run_dir(const Result<std::string>& run_dir, const std::string& uuid) {
   if (!run_dir) return {"run-dir", Grade::fatal, run_dir.error().message, run_dir.error().hint};
   const Result<RunDir> directory = RunDir::open(*run_dir);
   if (!directory && directory.error().reason == Reason::not_found)
     return {"run-dir", Grade::ok, *run_dir + " is not there yet; preload makes it", ""};
   if (!directory) return {"run-dir", Grade::fatal, directory.error().message, directory.error().hint};
-  if (const Status fits = directory->check_socket_length("HOST-0"); !fits)
+  if (const Status fits = directory->check_socket_length(uuid); !fits)
     return {"run-dir", Grade::fatal, fits.error().message, fits.error().hint};
   return {"run-dir", Grade::ok, *run_dir, ""};
 }

@@ -36,6 +36,7 @@ MachineCheck check_io_uring();     ///< by making a ring
 std::vector<MachineCheck> check_gpus(const DeviceReport& report);
 MachineCheck check_free_memory(const std::vector<MemoryLimit>& limits);
 MachineCheck check_resource_limits();
-MachineCheck check_run_dir(const Result<std::string>& run_dir);
+/// `uuid`: of the device whose sockets' names are to fit.
+MachineCheck check_run_dir(const Result<std::string>& run_dir, const std::string& uuid);
 
 }  // namespace wcache

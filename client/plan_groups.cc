@@ -70,16 +70,12 @@ std::string remembered_fingerprint(const std::vector<EntryPlan>& plans, DigestCa
 
 /// Fills in what the rank takes. unsupported where its device cannot hold the plan.
 Status measure(RankPlan& rank, const EntryPlan& plan) {
-  rank.memory = arena_nbytes(plan);
+  rank.memory = arena_nbytes(plan, !rank.ipc);
   if (!rank.ipc) return {};
   const Result<SlabPlan> slabs = plan_slabs(plan, kUsualGranularity, kSlabNbytes, kMostSlabs);
   if (!slabs) return fail(slabs.error());
-  EntryPlan beside = plan;  // what is left for host memory
-  for (ImagePlan& image : beside.images) {
-    if (is_weights(image.kind)) image.nbytes = 0;
-  }
   rank.device_memory = slabs->nbytes();
-  rank.memory = arena_nbytes(beside) + rank.device_memory;
+  rank.memory += rank.device_memory;
   return {};
 }
 

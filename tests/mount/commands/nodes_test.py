@@ -11,7 +11,9 @@ import sys
 import tempfile
 import time
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "fake_cuda"))
 import harness
+from fake_gpu import FakeGpu
 from harness import Node, NodeTest, eventually, make_checkpoint
 
 MTP = json.dumps({"method": "mtp", "num_speculative_tokens": 1})
@@ -118,6 +120,24 @@ class Nodes(NodeTest):
         self.assertEqual([r["device_uuid"] for g in self.nodes[1].status()["groups"] for r in g["ranks"]], ["HOST-0"] * 2)
         self.stop(preloads)
         self.assert_nothing_left()
+
+    def test_ranks_on_devices_of_two_nodes(self):
+        """Each node has a device for its rank, and all hold the same."""
+        with FakeGpu(str(harness.BIN.parent / "tests" / "libwcache_fake_cuda.so")) as gpu:
+            for node in self.nodes:
+                node.environment.update({name: value for name, value in gpu.environment().items() if "CUDA" in name})
+            preloads = self.both(self.mimo, 2, "--device", "cuda", "--speculative-config", MTP)
+            ready = [preload.ready_groups(2) for preload in preloads]
+            for role in ("target", "draft0"):
+                self.assertEqual(ready[0][role][0], ready[1][role][0])
+            self.assertEqual(self.nodes[0].run("fingerprint", self.mimo).stdout.splitlines()[0], ready[0]["target"][0])
+            for rank, node in enumerate(self.nodes):
+                self.assert_same_files(self.mimo, ready[rank]["target"][1])
+                self.assertEqual([(r["rank"], r["device_uuid"]) for g in node.status()["groups"] for r in g["ranks"]],
+                                 [(rank, "GPU-" + gpu.default_uuid(0))] * 2)
+            self.stop(preloads)
+            self.assert_nothing_left()
+            self.assertEqual(gpu.errors(), "")
 
     def test_a_node_that_never_comes(self):
         for which, words in ((0, "node 1 never came"), (1, f"node 0 never answered at {MASTER}:29501")):

@@ -3,8 +3,10 @@
 doctor says of each case. The machine is the fake driver's."""
 
 import json
-import os
 import pathlib
+import shutil
+import signal
+import subprocess
 import unittest
 
 import cuda_harness
@@ -196,6 +198,33 @@ class Devices(CudaTest):
         self.assertEqual(engine.answer(), digests_of(*self.model.glob("*.safetensors")))
         self.assertEqual(engine.stop(), 0)
         self.assertEqual(preload.stop(), 0)
+
+
+@unittest.skipIf(REAL or not shutil.which("cc"), "a driver that hangs is compiled, and put in the place of the real one")
+class Hang(CudaTest):
+    """A library that never comes back from being loaded, but says that it was begun."""
+
+    SOURCE = """
+    #include <stdio.h>
+    #include <unistd.h>
+    __attribute__((constructor)) static void hang(void) {
+      FILE* file = fopen(SAID, "w");
+      fprintf(file, "%d", (int)getpid());
+      fclose(file);
+      for (;;) pause();
+    }"""
+
+    def test_a_signal_ends_the_wait(self):
+        said, library = self.node.root / "said", self.node.root / "libhang.so"
+        subprocess.run(["cc", "-shared", "-fPIC", f'-DSAID="{said}"', "-x", "c", "-", "-o", library], input=self.SOURCE,
+                       text=True, check=True)
+        self.node.environment["WCACHE_LIBCUDA"] = str(library)
+        preload = self.node.preload(self.make("mimo", "--kind", "mimo"))
+        pid = int(eventually(lambda: said.exists() and said.read_text(), "the driver is asked for"))
+        self.assertEqual(preload.stop(signal.SIGINT), 128 + signal.SIGINT)
+        self.assertFalse(pathlib.Path("/proc", str(pid)).exists())
+        self.assertEqual(preload.output, b"")
+        self.assert_nothing_left()
 
 
 @unittest.skipIf(REAL, "the machine is set up by the fake driver")

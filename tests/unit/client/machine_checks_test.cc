@@ -91,11 +91,11 @@ TEST(CheckMemoryKind, MakesMemoryOfSomeKindHere) {
 
 TEST(CheckRunDir, UnsafeIsFatal) {
   const TemporaryDirectory directory;
-  EXPECT_EQ(check_run_dir(directory.path()).grade, Grade::ok);
-  EXPECT_EQ(check_run_dir(directory / "absent").grade, Grade::ok);
+  EXPECT_EQ(check_run_dir(directory.path(), "HOST-0").grade, Grade::ok);
+  EXPECT_EQ(check_run_dir(directory / "absent", "HOST-0").grade, Grade::ok);
   std::filesystem::permissions(directory.path(), std::filesystem::perms(0777));
-  EXPECT_EQ(check_run_dir(directory.path()).grade, Grade::fatal);
-  EXPECT_EQ(check_run_dir(fail(Reason::invalid, "no run directory")).grade, Grade::fatal);
+  EXPECT_EQ(check_run_dir(directory.path(), "HOST-0").grade, Grade::fatal);
+  EXPECT_EQ(check_run_dir(fail(Reason::invalid, "no run directory"), "HOST-0").grade, Grade::fatal);
 }
 
 }  // namespace

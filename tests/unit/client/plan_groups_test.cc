@@ -237,6 +237,29 @@ TEST_F(PlanGroups, WhatNoDeviceHoldsIsInHostMemoryUnlessADeviceWasAskedFor) {
   EXPECT_EQ(refused.error().key, "--device");
 }
 
+TEST_F(PlanGroups, ADraftThatTheDevicesCannotHoldIsRefusedAlone) {
+  make_mtp_model();
+  const TemporaryDirectory draft;
+  std::ofstream(draft / "config.json") << R"({"architectures":["Qwen2ForCausalLM"],"model_type":"qwen2"})";
+  std::ofstream(draft / "pytorch_model.bin") << std::string(4096, 'x');
+  LoadWish with = wish();
+  with.route.speculative =
+      R"({"method":"draft_model","model":")" + draft.path() + R"(","num_speculative_tokens":1})";
+  with.route.draft_methods = {"draft_model"};
+  with.devices.devices = {{"GPU-1", DeviceIpc::vmm}};
+  PlannedGroups groups = planned(with);
+  ASSERT_EQ(groups.groups.size(), 2U);
+  EXPECT_EQ(groups.groups[0].ranks[0].device_uuid, "GPU-1");
+  EXPECT_EQ(devices_of(groups.groups[1]), Devices{"HOST-0"});
+  EXPECT_NE(groups.device_note.find("draft0 weights are held in host memory"), std::string::npos);
+  with.devices.asked = true;
+  groups = planned(with);
+  ASSERT_EQ(groups.groups.size(), 2U);
+  EXPECT_FALSE(groups.groups[0].refusal);
+  ASSERT_TRUE(groups.groups[1].refusal);
+  EXPECT_EQ(groups.groups[1].refusal->reason, Reason::unsupported);
+}
+
 TEST_F(PlanGroups, TheMemoryLimitCountsWhatLiesOnDevices) {
   make_mtp_model();
   LoadWish with = wish(2);
