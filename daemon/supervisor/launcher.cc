@@ -9,9 +9,6 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
-#include <filesystem>
-#include <string_view>
-#include <system_error>
 #include <utility>
 
 #include "core/format.h"
@@ -52,27 +49,18 @@ std::string devices_of(const Ranks& ranks) {
   return text;
 }
 
-/// Paths of sockets that somebody has locked, or had when it was killed.
-std::vector<std::string> locked_places(const RunDir& run_dir) {
-  constexpr std::string_view kLock = ".sock.lock";
-  std::vector<std::string> places;
-  std::error_code error;
-  std::filesystem::directory_iterator file(run_dir.path(), error);
-  for (; !error && file != std::filesystem::directory_iterator(); file.increment(error)) {
-    const std::string path = file->path().string();
-    if (path.ends_with(kLock)) places.push_back(path.substr(0, path.rfind(".lock")));
-  }
-  return places;
-}
-
-/// One role and fingerprint has one group, wherever it is.
+/// One role and fingerprint has one group, wherever it is: it will do where each rank is where it was wanted.
 std::optional<Error> other_device(const GroupPlan& plan, const GroupStatus& served) {
-  const std::string there = devices_of(served.ranks), wanted = devices_of(plan.ranks);
-  if (there == wanted) return std::nullopt;
-  return Error{
-      Reason::mismatch,
-      "device: " + served.role + "/" + served.fingerprint + " is served on " + there + ", not on " + wanted,
-      "evict it first, or leave --device out to take it where it is", "device"};
+  const auto is_there = [&](const RankPlan& rank) {
+    return std::ranges::any_of(served.ranks, [&](const RankStatus& other) {
+      return other.rank == rank.rank && other.device_uuid == rank.device_uuid;
+    });
+  };
+  if (std::ranges::all_of(plan.ranks, is_there)) return std::nullopt;
+  return Error{Reason::mismatch,
+               "device: " + served.role + "/" + served.fingerprint + " is served on " +
+                   devices_of(served.ranks) + ", not on " + devices_of(plan.ranks),
+               "evict it first, or leave --device out to take it where it is", "device"};
 }
 
 }  // namespace
@@ -454,11 +442,7 @@ void Launcher::drop_orphans(const std::vector<std::string>& entries) const {
 }
 
 void Launcher::clear_run_dir() {
-  if (const Result<std::vector<RunDir::Socket>> sockets = plan_.run_dir.sockets()) {
-    for (const RunDir::Socket& socket : *sockets)
-      remove_stale_socket(socket.path);  // of launchers that were killed
-  }
-  for (const std::string& place : locked_places(plan_.run_dir)) remove_stale_socket(place);
+  sweep_run_dir(plan_.run_dir);
   here_.reset();
   if (run_dir_was_made(plan_.run_dir)) remove_made_run_dir(plan_.run_dir);
 }

@@ -8,8 +8,10 @@
 #include <iterator>
 #include <string>
 #include <system_error>
+#include <vector>
 
 #include "core/fd.h"
+#include "ipc/listener.h"
 
 namespace wcache {
 namespace {
@@ -27,11 +29,25 @@ Status leave_mark(const RunDir& run_dir) {
 }  // namespace
 
 Result<RunDir> make_run_dir(std::string_view path) {
-  const bool made = mkdir(std::string(path).c_str(), 0700) == 0;  // otherwise create() tells why not, if that matters
+  const bool made =
+      mkdir(std::string(path).c_str(), 0700) == 0;  // otherwise create() tells why not, if that matters
   Result<RunDir> run_dir = RunDir::create(path);
   if (!run_dir || !made) return run_dir;
   if (Status marked = leave_mark(*run_dir); !marked) return fail(marked.error());
   return run_dir;
+}
+
+void sweep_run_dir(const RunDir& run_dir) {
+  if (const Result<std::vector<RunDir::Socket>> sockets = run_dir.sockets()) {
+    for (const RunDir::Socket& socket : *sockets) remove_stale_socket(socket.path);
+  }
+  std::vector<std::string> locks;
+  std::error_code error;
+  std::filesystem::directory_iterator file(run_dir.path(), error);
+  for (; !error && file != std::filesystem::directory_iterator(); file.increment(error)) {
+    if (file->path().string().ends_with(".sock.lock")) locks.push_back(file->path().string());
+  }
+  for (const std::string& lock : locks) remove_stale_socket(lock.substr(0, lock.rfind(".lock")));
 }
 
 bool run_dir_was_made(const RunDir& run_dir) {

@@ -16,4 +16,7 @@ bool run_dir_was_made(const RunDir& run_dir);
 /// Removes mark and directory if nothing else is in it. For the last launcher.
 void remove_made_run_dir(const RunDir& run_dir);
 
+/// Removes the sockets and locks that processes left which were killed.
+void sweep_run_dir(const RunDir& run_dir);
+
 }  // namespace wcache

@@ -114,6 +114,7 @@ class CudaTest(NodeTest):
         self.gpu = None
         if REAL:
             del self.node.environment["WCACHE_LIBCUDA"]
+            self.node.environment.update({name: os.environ[name] for name in ("WCACHE_LIBCUDA",) if name in os.environ})
         else:
             self.gpu = FakeGpu(str(FAKE_LIBRARY), self.config)
             self.addCleanup(self.gpu.close)

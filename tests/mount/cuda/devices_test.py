@@ -128,6 +128,9 @@ class Devices(CudaTest):
             self.assertEqual(engine.answer(), expected)
             self.assertEqual(engine.stop(), 0)
         self.assertEqual(self.node.run("verify", target).returncode, 0)
+        one = self.node.preload(self.model, "--device", "cuda")
+        self.assertEqual(one.wait(), 0, one.errors)
+        self.assert_fails(4, "not on " + self.uuids[2], options=["--device", f"cuda:{self.uuids[2]}"])
         routed = json.loads(self.node.run("route", self.model, "--speculative-config", MTP, "--tensor-parallel-size", 2,
                                           "--json").stdout)
         sockets = [rank["socket"] for rank in self.groups()["draft0"]["ranks"]]

@@ -150,7 +150,9 @@ class Serve(CudaTest):
         (rank,) = group["ranks"]
         self.assertEqual((rank["device_uuid"], rank["tier"], rank["ipc_kind"], rank["survives"]),
                          (self.uuids[0], "cuda", *self.kind))
-        self.assertIs(type(rank["cuda_context"]), bool)
+        self.assertIs(rank["cuda_context"], self.ipc == "legacy")
+        if self.gpu:
+            self.assertEqual([pid for _, pid in self.gpu.contexts()], [self.daemon_of()] if self.ipc == "legacy" else [])
         self.assertNotIn("pages", rank)
         self.assertEqual(pathlib.Path(rank["socket"]).name, f"wcache_{group['fingerprint'][:16]}_{self.uuids[0]}.sock")
         self.assertIn(f"{self.uuids[0]}, cuda, {self.kind[0]}", self.node.run("status").stdout)
