@@ -54,7 +54,7 @@ void DeviceReads::read(std::uint32_t file, std::uint64_t offset, std::size_t nby
       }
     if (!stopped_ && !threads_.empty()) {
       jobs_.push_back({file, offset, nbytes, deadline_in(wait_), std::move(answer)});
-      changed_.notify_one();
+      changed_.notify_all();  // one alone might be a thread that waits to connect
       return;
     }
   }

@@ -56,16 +56,15 @@ Status Groups::join(Link link, std::shared_ptr<const Part> part) {
   Group& group = groups_[key];
   std::map<std::uint32_t, Member> before = group.members;
   group.members[rank] = {link, true, now_(), std::move(part)};
-  if (group.members.size() < ranks) return {};
-  Status shown = show(group);
-  if (shown) {
-    if (const auto replaced = before.find(rank); replaced != before.end())
-      replaced->second.part->lose_daemon();
-    return {};
+  if (group.members.size() >= ranks) {
+    if (Status shown = show(group); !shown) {
+      group.members = std::move(before);
+      if (group.members.empty()) groups_.erase(key);
+      return shown;
+    }
   }
-  group.members = std::move(before);
-  if (group.members.empty()) groups_.erase(key);
-  return shown;
+  if (const auto replaced = before.find(rank); replaced != before.end()) replaced->second.part->lose_daemon();
+  return {};
 }
 
 Status Groups::show(Group& group) {

@@ -129,6 +129,14 @@ TEST_F(GroupsOfANode, APartIsToldThatItsDaemonServesItNoMore) {
   EXPECT_FALSE(replaced->has_daemon());
   EXPECT_TRUE(groups_.withdraw(3, true).withdrawn);
   EXPECT_FALSE(withdrawn->has_daemon());
+
+  const auto waiting = part(0, 2), again = part(0, 2);  // for a rank that does not come
+  ASSERT_TRUE(groups_.join(4, waiting));
+  ASSERT_TRUE(groups_.join(5, again));
+  EXPECT_FALSE(waiting->has_daemon());
+  EXPECT_TRUE(again->has_daemon());
+  groups_.lose(5);
+  EXPECT_FALSE(again->has_daemon());
 }
 
 TEST_F(GroupsOfANode, AnOrphanTellsWhatBecameOfItsMemory) {
