@@ -67,7 +67,9 @@ Result<CudaDevice> visible_device(const CudaDriver& driver, const std::string& u
               "the device " + uuid + " is not visible to this process" +
                   (visible == nullptr ? std::string() : std::string(": CUDA_VISIBLE_DEVICES=") + visible),
               visible == nullptr ? "in a container give it the device; " + device.error().hint
-                                 : "add the device to CUDA_VISIBLE_DEVICES; " + device.error().hint);
+                                 : "add the device to CUDA_VISIBLE_DEVICES, or open the rank of the entry "
+                                   "that is on a visible one; " +
+                                       device.error().hint);
 }
 
 /// By a stream of its own; the context is current.

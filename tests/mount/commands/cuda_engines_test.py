@@ -2,17 +2,17 @@
 """Engines and entries on a device of a fake machine (tests/fake_cuda), with real daemons: each engine is a process."""
 
 import hashlib
-import importlib.util
 import json
 import os
 import pathlib
 import signal
 import subprocess
 import sys
+import unittest
 
 import harness
 from harness import SharedModel, eventually
-from python_test import tensors_of, use_engines_python
+from python_test import has, tensors_of, use_engines_python
 
 sys.path.insert(0, str(harness.SOURCE / "tests" / "fake_cuda"))
 import fake_gpu  # noqa: E402
@@ -26,6 +26,8 @@ UUIDS = ["GPU-" + fake_gpu.FakeGpu.default_uuid(device) for device in range(2)]
 DLPACK = {"BOOL": (6, 8), "U8": (1, 8), "I8": (0, 8), "U16": (1, 16), "I16": (0, 16), "U32": (1, 32), "I32": (0, 32),
           "U64": (1, 64), "I64": (0, 64), "F16": (2, 16), "F32": (2, 32), "F64": (2, 64), "BF16": (4, 16), "C64": (5, 64),
           "F8_E4M3": (10, 8), "F8_E5M2": (12, 8), "F8_E8M0": (14, 8)}
+NUMPY = {"BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32",
+         "U64": "uint64", "I64": "int64", "F16": "float16", "F32": "float32", "F64": "float64", "C64": "complex64"}
 
 
 class Failure(Exception):
@@ -33,11 +35,12 @@ class Failure(Exception):
 
 
 class Engine:
-    """engine.py, told what to do by calls: engine("open"), engine("arrays")."""
+    """engine.py, told what to do by calls: engine("open"), engine("bytes")."""
 
-    def __init__(self, node, entry, environment, python=sys.executable):
-        self.process = subprocess.Popen([python, ENGINE, BUILD / "python", node.run_dir, entry], env=environment,
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, node, entry, environment, prefix=()):
+        """`prefix`: words before the command, of a program that becomes it."""
+        command = [*prefix, sys.executable, ENGINE, BUILD / "python", node.run_dir, entry]
+        self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.pid = self.process.pid
 
     def ask(self, *words):
@@ -80,8 +83,8 @@ class OnDevice(SharedModel):
         self.preload = self.node.preload(self.model, "--device", f"cuda:{UUIDS[0]}", "--ipc", self.ipc, mount=self.mounted)
         _, self.fingerprint, self.path = self.preload.ready()
 
-    def engine(self, entry=None, **environment):
-        self.engines.append(Engine(self.node, entry or self.fingerprint, {**self.node.environment, **environment}))
+    def engine(self, entry=None, prefix=(), **environment):
+        self.engines.append(Engine(self.node, entry or self.fingerprint, {**self.node.environment, **environment}, prefix))
         return self.engines[-1]
 
     def failure_of(self, engine, *words):
@@ -89,9 +92,8 @@ class OnDevice(SharedModel):
             engine(*words)
         return caught.exception.args[0]
 
-    def assert_same(self, arrays):
-        self.assertEqual({name: row[2] for name, row in arrays.items()},
-                         {name: hashlib.sha256(data).hexdigest() for name, (_, _, data) in self.expected.items()})
+    def assert_same(self, digests):
+        self.assertEqual(digests, {name: hashlib.sha256(data).hexdigest() for name, (_, _, data) in self.expected.items()})
 
     def assert_nothing_kept(self, engine):
         engine("close")
@@ -116,7 +118,7 @@ class Vmm(OnDevice):
                 "survives": self.ipc == "vmm"})
         self.assertLessEqual({engine.pid for engine in engines}, {h["pid"] for h in self.node.group()["holders"]})
         for engine in engines:
-            engine.ask("arrays")
+            engine.ask("bytes")
         for engine in engines:
             self.assert_same(engine.answer())
         used = self.gpu.used_bytes(0)
@@ -146,11 +148,11 @@ class Vmm(OnDevice):
         engine = self.engine(CUDA_VISIBLE_DEVICES="1,0")
         engine("open")
         self.assertEqual({info["device"] for info in engine("infos").values()}, {"cuda:1"})
-        self.assert_same(engine("arrays"))
+        self.assert_same(engine("bytes"))
         for visible in ("1", UUIDS[1], ""):
             engine = self.engine(CUDA_VISIBLE_DEVICES=visible)
             engine("open")
-            failure = self.failure_of(engine, "arrays")
+            failure = self.failure_of(engine, "bytes")
             self.assertEqual(failure["reason"], "unsupported")
             self.assertIn(UUIDS[0], failure["message"])
             self.assertIn("CUDA_VISIBLE_DEVICES", failure["message"] + failure["hint"])
@@ -159,7 +161,7 @@ class Vmm(OnDevice):
         """Each first call of the driver, in turn, in an engine of its own: typed, nothing kept, and the next works."""
         engine = self.engine()
         engine("open")
-        engine("arrays")
+        engine("bytes")
         engine("close")
         giving_back = ("Release", "Unmap", "AddressFree", "Close", "Destroy", "Pop", "Synchronize", "GetError")
         calls = [name.removeprefix("calls.") for name, count in self.gpu.counters(engine.pid).items()
@@ -179,7 +181,7 @@ class Vmm(OnDevice):
                 self.assertEqual(len(engine("bytes")), len(self.expected))
 
     def test_torch_without_cuda_says_what_to_do(self):
-        if not importlib.util.find_spec("torch"):
+        if not has("torch"):
             self.skipTest("torch is not installed")
         import torch
         if torch.cuda.is_available():
@@ -196,6 +198,18 @@ class Legacy(Vmm):
 
     ipc = "legacy"
 
+    def test_another_pid_namespace_is_named(self):
+        apart = ["unshare", "--pid", "--fork", "--kill-child"]
+        if subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
+            self.skipTest("no PID namespace can be made here")
+        refused = {"WCACHE_FAKE_CUDA_FAIL": "cuIpcOpenMemHandle_v2:*=201"}  # as drivers say it, whatever the cause
+        for prefix, reason, word in ((apart, "unsupported", "PID namespace"), ([], "not-running", "nothing is behind")):
+            engine = self.engine(prefix=prefix, **refused)
+            engine("open")
+            failure = self.failure_of(engine, "bytes")
+            self.assertEqual(failure["reason"], reason)
+            self.assertIn(word, failure["message"])
+
 
 class VmmMounted(OnDevice):
     """What lives on with the mount when the daemon dies."""
@@ -205,15 +219,15 @@ class VmmMounted(OnDevice):
     def test_an_engine_outlives_the_daemon(self):
         engine = self.engine()
         engine("open")
-        before = engine("arrays")
+        before = engine("bytes")
         late = self.engine()  # has attached, and maps nothing before the daemon dies
         late("open")
         self.kill_daemon()
-        self.assertEqual(engine("arrays"), before)
-        self.assert_same(late("arrays"))
+        self.assertEqual(engine("bytes"), before)
+        self.assert_same(late("bytes"))
         after = self.engine()
         self.assertEqual(after("open")["tier"], "cuda")
-        self.assert_same(after("arrays"))
+        self.assert_same(after("bytes"))
         self.assertIn(after.pid, {holder["pid"] for holder in self.node.group()["holders"]})
         for each in (engine, late, after):
             self.assert_nothing_kept(each)
@@ -234,7 +248,7 @@ class VmmMounted(OnDevice):
     def test_a_path_names_the_entry(self):
         engine = self.engine(self.path)
         self.assertEqual(engine("open")["fingerprint"], self.fingerprint)
-        self.assert_same(engine("arrays"))
+        self.assert_same(engine("bytes"))
 
 
 class LegacyMounted(OnDevice):
@@ -247,7 +261,7 @@ class LegacyMounted(OnDevice):
         engine = self.engine()
         engine("open")
         self.kill_daemon()
-        self.assertEqual(self.failure_of(engine, "arrays")["reason"], "not-running")
+        self.assertEqual(self.failure_of(engine, "bytes")["reason"], "not-running")
         failure = self.failure_of(self.engine(), "open")
         self.assertEqual(failure["reason"], "not-running")
         self.assertIn("vmm", failure["hint"])
@@ -260,10 +274,23 @@ class LegacyMounted(OnDevice):
 class EveryDtype(OnDevice):
     options = ("--kind", "dtypes")
 
-    def test_numpy_has_copies_and_dlpack_the_memory(self):
+    @unittest.skipUnless(has("numpy"), "numpy is not installed")
+    def test_numpy_has_copies(self):
         engine = self.engine()
         engine("open")
-        self.assert_same(engine("arrays"))
+        arrays = engine("arrays")
+        self.assert_same({name: digest for name, (_, _, digest) in arrays.items()})
+        for name, (dtype, shape, _) in self.expected.items():
+            kind, given, _ = arrays[name]
+            if dtype in NUMPY:
+                self.assertEqual((kind, tuple(given)), (NUMPY[dtype], shape), name)
+            else:
+                self.assertEqual(kind, "uint8", name)
+        self.assert_nothing_kept(engine)
+
+    def test_dlpack_has_the_memory(self):
+        engine = self.engine()
+        engine("open")
         infos, capsules = engine("infos"), engine("capsules", None)
         for name, (dtype, shape, data) in self.expected.items():
             capsule = capsules[name]
