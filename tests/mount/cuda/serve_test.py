@@ -27,13 +27,14 @@ def python_with_safetensors():
     return None
 
 
-# Loads both files, as engines do, and compares.
+# Loads the files of both directories, as engines do, and compares.
 COMPARE = """
 import sys
 from safetensors.numpy import load_file
-one, other = (load_file(path) for path in sys.argv[1:])
-assert one and one.keys() == other.keys()
-assert all(one[name].dtype == other[name].dtype and one[name].tobytes() == other[name].tobytes() for name in one)
+for path in sys.argv[3:]:
+    one, other = (load_file(f"{directory}/{path}") for directory in sys.argv[1:3])
+    assert one and one.keys() == other.keys()
+    assert all(one[name].dtype == other[name].dtype and one[name].tobytes() == other[name].tobytes() for name in one)
 """
 
 
@@ -166,10 +167,9 @@ class Serve(CudaTest):
     @unittest.skipUnless(python_with_safetensors(), "no Python here has safetensors and numpy")
     def test_safetensors_loads_it_from_the_mount(self):
         _, _, path = self.preload().ready()
-        for file in self.weights():
-            done = subprocess.run([python_with_safetensors(), "-c", COMPARE, file, path / file.name],
-                                  capture_output=True, text=True)
-            self.assertEqual(done.returncode, 0, done.stderr)
+        done = subprocess.run([python_with_safetensors(), "-c", COMPARE, self.model, path,
+                               *(file.name for file in self.weights())], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
 
 
 class ServeLegacy(Serve):
