@@ -32,11 +32,22 @@ bool whole_on_each(const GroupStatus& group) {
                                            [](const RankStatus& rank) { return rank.tier == "cuda"; });
 }
 
-std::vector<const RankStatus*> ranks_meant(const GroupStatus& group, std::optional<std::uint32_t> rank) {
+/// Of ranks that each have the whole one is enough: the lowest whose device this process may use.
+const RankStatus* one_of(const std::vector<const RankStatus*>& ranks, ImportedSlabs& slabs) {
+  if (ranks.size() == 1) return ranks.front();
+  const auto usable = std::find_if(ranks.begin(), ranks.end(), [&](const RankStatus* rank) {
+    return slabs.visible(rank->device_uuid);
+  });
+  return usable == ranks.end() ? ranks.front() : *usable;
+}
+
+/// Sorted by rank.
+std::vector<const RankStatus*> ranks_meant(const GroupStatus& group, std::optional<std::uint32_t> rank,
+                                           ImportedSlabs& slabs) {
   std::vector<const RankStatus*> meant;
   for (const RankStatus& candidate : group.ranks)
     if (!rank || candidate.rank == *rank) meant.push_back(&candidate);
-  if (!meant.empty() && whole_on_each(group)) meant.resize(1);  // they are sorted
+  if (!meant.empty() && whole_on_each(group)) meant = {one_of(meant, slabs)};
   return meant;
 }
 
@@ -62,7 +73,7 @@ Result<std::unique_ptr<AttachedEntry>> AttachedEntry::attach(const GroupStatus& 
   const Result<RunDir> meeting = RunDir::open(run_dir);
   if (!meeting) return fail(meeting.error());
   std::unique_ptr<AttachedEntry> entry(new AttachedEntry(group));
-  for (const RankStatus* candidate : ranks_meant(group, rank)) {
+  for (const RankStatus* candidate : ranks_meant(group, rank, slabs)) {
     auto part = AttachedPart::attach(group, *candidate, meeting->mount_socket(), slabs, deadline);
     if (!part) return fail(std::move(part.error()));
     entry->add(std::move(*part));

@@ -265,10 +265,15 @@ wcache_reason wcache_tensor_at(const wcache_entry* entry, size_t number, wcache_
 }
 
 wcache_reason wcache_tensor_find(const wcache_entry* entry, const char* name, wcache_tensor* out) {
+  return wcache_tensor_find_bytes(entry, name, name == nullptr ? 0 : std::strlen(name), out);
+}
+
+wcache_reason wcache_tensor_find_bytes(const wcache_entry* entry, const char* name, size_t name_nbytes,
+                                       wcache_tensor* out) {
   return guarded([&]() -> Status {
     if (Status checked = check_arguments(entry, out); !checked) return checked;
     if (name == nullptr) return fail(Reason::invalid, "an argument is NULL");
-    const Result<AttachedTensor> tensor = entry->attached->find(name);
+    const Result<AttachedTensor> tensor = entry->attached->find({name, name_nbytes});
     if (!tensor) return fail(tensor.error());
     fill_in(*tensor, *out);
     return {};

@@ -138,15 +138,19 @@ WCACHE_API size_t wcache_tensor_count(const wcache_entry* entry);
 /* By number, below wcache_tensor_count: rank by rank, sorted by name (bytewise) in each. A file or a slab is
  * mapped when the first of its tensors is asked for; a slab once in a process, in the primary context of its
  * device, which is the one of the CUDA runtime. The first slab loads the CUDA driver (WCACHE_LIBCUDA, else
- * libcuda.so.1). Where the slab cannot be mapped: WCACHE_UNSUPPORTED   no driver; the device is not among
- * CUDA_VISIBLE_DEVICES; a process made by fork(2) after its parent had used CUDA; an entry of cuda-ipc in
- * another PID namespace WCACHE_OVER_BUDGET   the device or the driver has no room WCACHE_NOT_RUNNING   the
- * daemon of an entry of cuda-ipc has died WCACHE_IO            whatever else the driver says */
+ * libcuda.so.1). Where the slab cannot be mapped:
+ *   WCACHE_UNSUPPORTED  no driver; the device is not among CUDA_VISIBLE_DEVICES; a process made by fork(2)
+ *                       after its parent had used CUDA; an entry of cuda-ipc in another PID namespace
+ *   WCACHE_OVER_BUDGET  the device or the driver has no room
+ *   WCACHE_NOT_RUNNING  the daemon of an entry of cuda-ipc has died
+ *   WCACHE_IO           whatever else the driver says */
 WCACHE_API wcache_reason wcache_tensor_at(const wcache_entry* entry, size_t number, wcache_tensor* out);
 
 /* By name. WCACHE_INVALID where several ranks have different tensors of that name: open one rank, or iterate.
- */
+ * With the length given the name may hold any byte, NUL too. */
 WCACHE_API wcache_reason wcache_tensor_find(const wcache_entry* entry, const char* name, wcache_tensor* out);
+WCACHE_API wcache_reason wcache_tensor_find_bytes(const wcache_entry* entry, const char* name,
+                                                  size_t name_nbytes, wcache_tensor* out);
 
 /* Copies bytes of a tensor, `offset` bytes from its start, into host memory, wherever it is. WCACHE_INVALID
  * for bytes beyond its end. From a device: on a stream of the call's own, which is waited for. */

@@ -70,7 +70,7 @@ def _load() -> ctypes.CDLL:
     declare("wcache_entry_info", ctypes.c_int, entry, ctypes.POINTER(Info))
     declare("wcache_tensor_count", ctypes.c_size_t, entry)
     declare("wcache_tensor_at", ctypes.c_int, entry, ctypes.c_size_t, ctypes.POINTER(Tensor))
-    declare("wcache_tensor_find", ctypes.c_int, entry, ctypes.c_char_p, ctypes.POINTER(Tensor))
+    declare("wcache_tensor_find_bytes", ctypes.c_int, entry, ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(Tensor))
     declare("wcache_read", ctypes.c_int, entry, ctypes.c_size_t, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64)
     declare("wcache_redeem", ctypes.c_int, ctypes.c_char_p, ctypes.POINTER(ctypes.c_int), ctypes.POINTER(ctypes.c_uint64))
     declare("wcache_last_message", ctypes.c_char_p)
@@ -130,7 +130,8 @@ class Handle:
 
     def find(self, name: str) -> Tensor:
         tensor = Tensor()
-        check(library.wcache_tensor_find(self.pointer, name.encode(errors="surrogateescape"), ctypes.byref(tensor)))
+        raw = name.encode(errors="surrogateescape")
+        check(library.wcache_tensor_find_bytes(self.pointer, raw, len(raw), ctypes.byref(tensor)))
         return tensor
 
     def memory(self, tensor: Tensor) -> memoryview:

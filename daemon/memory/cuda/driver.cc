@@ -10,7 +10,7 @@
 namespace wcache {
 namespace {
 
-constexpr const char* kFallBack = "use --device host";
+constexpr const char* kFallBack = "have the weights in host memory (wcache preload --device host)";
 
 // Twice, so that the versioned name is what becomes a text.
 #define WCACHE_TEXT_OF(name) #name

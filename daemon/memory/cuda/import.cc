@@ -213,6 +213,11 @@ Result<ImportedSlab> ImportedSlabs::import(const OfferedSlab& offer) {
   return ImportedSlab(*this, row);
 }
 
+bool ImportedSlabs::visible(const std::string& device_uuid) {
+  const std::lock_guard lock(mutex_);
+  return load_driver() && find_cuda_device(*driver_, device_uuid);
+}
+
 void ImportedSlabs::let_go(MappedSlab& mapped) {
   const std::lock_guard lock(mutex_);
   if (--mapped.uses > 0) return;

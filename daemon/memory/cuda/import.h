@@ -63,7 +63,7 @@ class ImportedSlabs {
  public:
   using LoadDriver = std::function<Result<std::shared_ptr<const CudaDriver>>()>;
 
-  /// `load` is called by the first import, again while it fails, and never without one.
+  /// `load` is called by the first call of import or visible, again while it fails, and never without one.
   explicit ImportedSlabs(LoadDriver load);
   ~ImportedSlabs();
 
@@ -77,6 +77,9 @@ class ImportedSlabs {
   ///   corrupt      the slab is mapped already, with another size or on another device
   ///   io, denied   whatever else the driver says
   Result<ImportedSlab> import(const OfferedSlab& offer);
+
+  /// Whether this process may use the device. False too where there is no driver to ask.
+  bool visible(const std::string& device_uuid);
 
  private:
   friend class ImportedSlab;

@@ -269,6 +269,36 @@ TEST_P(LibraryCudaKinds, LeaveNothingWhicheverCallFails) {
       }
 }
 
+/// The same for every single call, those that give back included: it fails, or goes on without.
+TEST_P(LibraryCudaKinds, LeaveNothingWhicheverCallOfAllFails) {
+  const DeviceRank rank(gpu_, run_dir_, kind(), slab_nbytes());
+  const auto use = [&] {
+    std::vector<wcache_reason> said;
+    EXPECT_EQ(open(), WCACHE_OK) << wcache_last_message();
+    for (std::size_t i = 0; i < expected_.size(); ++i) {
+      char byte = 0;
+      said.push_back(wcache_read(opened_, i, 0, &byte, 1));
+    }
+    wcache_close(std::exchange(opened_, nullptr));
+    return said;
+  };
+  using ::testing::AnyOf;
+  using ::testing::Each;
+  EXPECT_THAT(use(), Each(WCACHE_OK)) << wcache_last_message();
+  const unsigned long long calls = driver_.calls("any");
+  const std::size_t before = descriptors();
+  for (unsigned long long call = 1; call <= calls; ++call)
+    for (const int code : {1, 2, 801}) {
+      SCOPED_TRACE("call " + std::to_string(call) + " of " + std::to_string(calls) + ": " + std::to_string(code));
+      driver_.reset();
+      driver_.fail("any:" + std::to_string(call) + "=" + std::to_string(code));
+      EXPECT_THAT(use(), Each(AnyOf(WCACHE_OK, WCACHE_IO, WCACHE_OVER_BUDGET, WCACHE_UNSUPPORTED,
+                                    WCACHE_NOT_RUNNING)));
+      EXPECT_THAT(leaks(), IsEmpty());
+      EXPECT_EQ(descriptors(), before);
+    }
+}
+
 TEST_F(LibraryCuda, VmmOutlivesItsDaemonAndIsAttachedToThroughTheMount) {
   DeviceRank rank(gpu_, run_dir_, "vmm", kManySlabs);
   ASSERT_EQ(open(), WCACHE_OK) << wcache_last_message();
@@ -423,6 +453,19 @@ TEST_F(LibraryCuda, OfRanksThatHoldItWholeTheLowestIsAttachedTo) {
   ASSERT_EQ(wcache_entry_info(opened_, &info), WCACHE_OK);
   EXPECT_EQ(info.device_uuid, uuid_of(1));
   EXPECT_EQ(info.ranks, 1U);
+}
+
+TEST_F(LibraryCuda, OfRanksThatHoldItWholeTheOneThatCanBeUsedIsAttachedTo) {
+  const DeviceRank first(gpu_, run_dir_, "vmm", kOneSlab, 0, 2);
+  const DeviceRank second(gpu_, run_dir_, "vmm", kOneSlab, 1, 2);
+  setenv("CUDA_VISIBLE_DEVICES", "1", 1);
+  enter_again();
+  ASSERT_EQ(open(), WCACHE_OK) << wcache_last_message();
+  wcache_info info;
+  ASSERT_EQ(wcache_entry_info(opened_, &info), WCACHE_OK);
+  EXPECT_EQ(info.device_uuid, uuid_of(1));
+  check_all(opened_, 0);
+  unsetenv("CUDA_VISIBLE_DEVICES");
 }
 
 TEST_F(LibraryCuda, ADeviceThatIsHiddenIsNamed) {

@@ -101,6 +101,19 @@ TEST_F(Library, GivesTheBytesOfEveryTensor) {
   EXPECT_EQ(info.survives, 1);
 }
 
+TEST_F(Library, FindsANameOfAnyBytes) {
+  const std::string name("odd\0name", 8);
+  files_.push_back(test::test_weights("c.safetensors", {name}, 100));
+  const RankServer server(run_dir_, entry());
+  ASSERT_EQ(open("tiny"), WCACHE_OK) << wcache_last_message();
+  wcache_tensor tensor;
+  EXPECT_EQ(wcache_tensor_find_bytes(opened_, name.data(), name.size(), &tensor), WCACHE_OK)
+      << wcache_last_message();
+  EXPECT_EQ(name_of(tensor), name);
+  EXPECT_EQ(wcache_tensor_find(opened_, name.c_str(), &tensor), WCACHE_NOT_FOUND);
+  EXPECT_EQ(wcache_tensor_find_bytes(opened_, nullptr, 0, &tensor), WCACHE_INVALID);
+}
+
 TEST_F(Library, LoadsNoDriverForHostMemory) {
   setenv("WCACHE_LIBCUDA", "/no/libcuda.so.1", 1);
   const RankServer server(run_dir_, entry());

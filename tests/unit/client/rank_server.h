@@ -111,6 +111,7 @@ class RankServer {
         says_.pid != 0 ? says_.pid : getpid() + static_cast<std::int32_t>(says_.rank);  // a process each
     rank.socket = listener_.path();
     rank.tier = says_.tier;
+    rank.device_uuid = says_.device;
     rank.ipc_kind = says_.ipc_kind;
     rank.tp_size = entry_.plan.tp_size;
     if (says_.state == State::failed) {
