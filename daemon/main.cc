@@ -83,7 +83,8 @@ Status check_memory(const MemoryNeed& need, std::uint64_t limit) {
   const std::vector<MemoryLimit> machine = machine_memory_limits();
   const std::optional<std::uint64_t> most = limit == 0 ? std::nullopt : std::optional(limit);
   if (need.device_nbytes == 0) return check_budget(need.host_nbytes, most, machine);
-  if (Status fits = check_budget(need.host_nbytes, std::nullopt, machine); !fits) return fits;
+  if (Status fits = check_budget(need.host_nbytes + need.staging_nbytes, std::nullopt, machine); !fits)
+    return fits;
   return check_budget(need.host_nbytes + need.device_nbytes, most, {});
 }
 

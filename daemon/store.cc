@@ -65,7 +65,11 @@ Result<EntryMemory> allocate(const EntryPlan& plan, const LoadMachine& machine, 
     if (!prepared) return fail(std::move(prepared.error()));
     device = std::move(*prepared);
   }
-  const MemoryNeed need{arena_nbytes(plan, !device), device ? device->slabs().nbytes() : 0};
+  MemoryNeed need{.host_nbytes = arena_nbytes(plan, !device)};
+  if (device) {
+    need.device_nbytes = device->slabs().nbytes();
+    need.staging_nbytes = device->staging_bound(FillOptions{});
+  }
   if (Status fits = machine.budget(need); !fits) return fail(fits.error());
   Result<Arena> arena = Arena::create(plan, machine.kernel, {.weights = !device}, stop);
   if (!arena) return fail(std::move(arena.error()));

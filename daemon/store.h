@@ -52,6 +52,7 @@ struct CudaTarget;
 struct MemoryNeed {
   std::uint64_t host_nbytes = 0;
   std::uint64_t device_nbytes = 0;
+  std::uint64_t staging_nbytes = 0;  ///< of the host's, while it is filled
 };
 
 /// What loading needs from the machine.

@@ -140,6 +140,11 @@ Result<FillReport> fill_checked(FillSink& sink, Disk& disk, const FillOptions& o
 
 }  // namespace
 
+FillBounds bounds_of(const FillOptions& options) {
+  const unsigned workers = options.workers > 0 ? options.workers : std::max(kMostWorkers, kBlockingWorkers);
+  return {workers, std::max(workers, options.depth)};
+}
+
 std::string_view to_string(FillPath path) {
   switch (path) {
     case FillPath::io_uring_direct:

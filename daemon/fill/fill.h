@@ -44,6 +44,13 @@ struct FillOptions {
   std::vector<std::optional<Digest>> remembered;
 };
 
+/// What a fill with these options has at most, on any machine.
+struct FillBounds {
+  unsigned workers = 0;
+  unsigned reads = 0;  ///< in flight, of all workers together
+};
+FillBounds bounds_of(const FillOptions& options);
+
 struct FillReport {
   std::vector<ImageDigests> digests;  ///< in the plan's order
   FillPath path = FillPath::io_uring_direct;

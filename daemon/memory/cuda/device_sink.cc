@@ -230,7 +230,7 @@ Status DeviceSink::place_head(std::uint32_t image, std::span<const std::byte> he
 }
 
 Result<std::unique_ptr<FillLane>> DeviceSink::make_lane(const ReadPlan& reads, unsigned depth) {
-  const unsigned count = buffers_ > 0 ? buffers_ : depth + 2;
+  const unsigned count = buffers_ > 0 ? buffers_ : depth + kSpareBuffers;
   auto current = CurrentContext::enter(context_);
   if (!current) return fail(current.error());
   auto memory = PinnedMemory::create(driver_, count * kBounceNbytes);

@@ -24,7 +24,10 @@ struct DevicePlaces {
 /// copies has passed. Borrows plan and context.
 class DeviceSink : public FillSink {
  public:
-  /// `buffers`: of each lane; 0: two more than it has reads in flight.
+  /// Buffers of a lane beyond those of its reads in flight: their copies are under way.
+  static constexpr unsigned kSpareBuffers = 2;
+
+  /// `buffers`: of each lane; 0: kSpareBuffers more than it has reads in flight.
   DeviceSink(const EntryPlan& plan, DevicePlaces places, const CudaContext& context, unsigned buffers);
 
   const EntryPlan& plan() const override { return plan_; }

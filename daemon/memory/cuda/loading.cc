@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/digest.h"
+#include "daemon/fill/read_plan.h"
 #include "daemon/memory/cuda/context.h"
 #include "daemon/memory/cuda/device_memory.h"
 #include "daemon/memory/cuda/device_sink.h"
@@ -92,6 +93,14 @@ Result<std::unique_ptr<CudaLoading>> CudaLoading::prepare(const EntryPlan& plan,
 
 const SlabPlan& CudaLoading::slabs() const {
   return state_->plan;
+}
+
+std::uint64_t CudaLoading::staging_bound(const FillOptions& options) const {
+  const FillBounds bounds = bounds_of(options);
+  const unsigned fixed = state_->target.staging_buffers;
+  const unsigned buffers =
+      fixed > 0 ? fixed * bounds.workers : bounds.reads + DeviceSink::kSpareBuffers * bounds.workers;
+  return buffers * kBounceNbytes;
 }
 
 Status CudaLoading::allocate() {

@@ -10,6 +10,7 @@
 #include "core/result.h"
 #include "core/slab_plan.h"
 #include "daemon/device_entry.h"
+#include "daemon/fill/fill.h"
 #include "daemon/fill/sink.h"
 #include "daemon/memory/cuda/devices.h"
 #include "daemon/memory/cuda/load.h"
@@ -42,6 +43,9 @@ class CudaLoading {
   ~CudaLoading();
 
   const SlabPlan& slabs() const;
+
+  /// The most host memory that the fill takes for its staging buffers.
+  std::uint64_t staging_bound(const FillOptions& options) const;
 
   /// Allocates the slabs.
   Status allocate();

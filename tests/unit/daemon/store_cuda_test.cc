@@ -8,6 +8,7 @@
 
 #include "core/manifest.h"
 #include "core/sealed.h"
+#include "daemon/fill/read_plan.h"
 #include "daemon/memory/cuda/context.h"
 #include "daemon/memory/cuda/pinned.h"
 #include "daemon/memory/cuda/slabs.h"
@@ -134,6 +135,7 @@ TEST_F(StoreCudaTest, WeightsAreOnTheDeviceAndTheRestInHostMemory) {
   const auto host = load(nullptr);
   ASSERT_TRUE(host) << host.error().message;
   EXPECT_EQ(need_.device_nbytes, 0u);
+  EXPECT_EQ(need_.staging_nbytes, 0u);
   const std::uint64_t on_host = need_.host_nbytes;
   for (const DeviceIpc ipc : {DeviceIpc::vmm, DeviceIpc::legacy}) {
     const CudaTarget target = find_target(ipc).value();
@@ -142,6 +144,8 @@ TEST_F(StoreCudaTest, WeightsAreOnTheDeviceAndTheRestInHostMemory) {
     EXPECT_EQ(entry->fingerprint, host->fingerprint);
     ASSERT_TRUE(entry->device);
     EXPECT_EQ(need_.device_nbytes, gpu_.used_bytes(0));
+    EXPECT_GE(need_.staging_nbytes, FillOptions{}.depth * kBounceNbytes);
+    EXPECT_LE(need_.staging_nbytes, std::uint64_t{256} << 20);
     EXPECT_LT(need_.host_nbytes + entry->plan.weight_nbytes(), on_host + 4096);
     for (std::size_t i = 0; i < entry->plan.images.size(); ++i) {
       const ImagePlan& image = entry->plan.images[i];
