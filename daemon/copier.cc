@@ -10,6 +10,8 @@
 #include <cerrno>
 #include <exception>
 #include <span>
+#include <string>
+#include <system_error>
 #include <utility>
 
 namespace wcache {
@@ -54,12 +56,18 @@ Copier::~Copier() {
   for (std::jthread& thread : threads) thread.request_stop();
 }
 
-void Copier::run(Job job) {
+Status Copier::run(Job job) {
   const std::lock_guard lock(mutex_);
+  if (jobs_.size() >= idle_ && threads_.size() < most_) try {
+      threads_.emplace_back([this](const std::stop_token& stop) { work(stop); });
+    } catch (const std::system_error& e) {
+      if (threads_.empty())
+        return fail(Reason::io, std::string("no thread to copy from the device: ") + e.what(),
+                    "see how many processes and threads there may be (ulimit -u, pids.max of the cgroup)");
+    }
   jobs_.push_back(std::move(job));
-  if (jobs_.size() > idle_ && threads_.size() < most_)
-    threads_.emplace_back([this](const std::stop_token& stop) { work(stop); });
   more_.notify_one();
+  return {};
 }
 
 void Copier::drop(std::uint64_t session) {

@@ -40,7 +40,8 @@ class Copier {
   Copier(const Copier&) = delete;
   Copier& operator=(const Copier&) = delete;
 
-  void run(Job job);
+  /// An error: there is no thread to do it, and `done` will not be called.
+  Status run(Job job);
 
   /// Drops what `session` has waiting.
   void drop(std::uint64_t session);

@@ -78,7 +78,9 @@ Stop Daemon::run() {
   server_.reset();
   if (!ran) stop_ = Stop{StopReason::failed, ran.error()};
   if (loading_) {
-    log_.error("a read of {} does not end; leaving it behind", status_.source);
+    const std::string device =
+        options_.device_uuid.empty() ? "" : ", or the driver of " + device_uuid() + ",";
+    log_.error("a read of {}{} does not end; leaving it behind", status_.source, device);
     log_.flush();
     _exit(stop_->exit_code());
   }

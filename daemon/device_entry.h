@@ -42,8 +42,12 @@ class DeviceEntry {
   virtual const std::string& instance() const = 0;
 
   /// Copies bytes of the image `image` of the plan from the device. Blocks; other readers wait their turn. A
-  /// range beyond the image is `invalid`; what the driver says otherwise is an error as of cuda_error.
+  /// range beyond the image is `invalid`; `timeout`: the device hangs, and then at once for as long as it
+  /// does; what the driver says otherwise is an error as of cuda_error.
   virtual Status read(std::size_t image, std::uint64_t offset, std::span<std::byte> out) = 0;
+
+  /// From now on reads fail, those under way too, soon. From any thread; waits for nothing.
+  virtual void stop_reads() = 0;
 
   /// Whether the process has a context on the device now, which takes a few hundred MB of it.
   virtual bool has_context() const = 0;

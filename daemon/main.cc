@@ -14,6 +14,7 @@
 #include <variant>
 
 #include "core/digest_cache.h"
+#include "core/format.h"
 #include "core/log.h"
 #include "daemon/budget.h"
 #include "daemon/daemon.h"
@@ -108,12 +109,23 @@ Result<std::optional<CudaTarget>> open_device(const DaemonOptions& options) {
   return target;
 }
 
+/// WCACHE_FILL_STALL_MS; nothing or empty: the default. For tests.
+Result<std::chrono::milliseconds> fill_stall_timeout() {
+  const char* const text = std::getenv("WCACHE_FILL_STALL_MS");
+  if (text == nullptr || *text == '\0') return FillOptions{}.stall_timeout;
+  const Result<std::uint64_t> ms = parse_size(text, "WCACHE_FILL_STALL_MS");
+  if (!ms) return fail(ms.error());
+  return std::chrono::milliseconds(*ms);
+}
+
 /// The parts of loading that touch this machine, put together on the loading thread.
 Result<StoredEntry> load(const DaemonOptions& options, spdlog::logger& log, const LoadRequest& request,
                          const LoadEvents& events, std::stop_token stop) {
   const char* word = std::getenv("WCACHE_FILL_PATH");
   const Result<DiskOptions> disk_options = DiskOptions::from_word(word == nullptr ? "" : word);
   if (!disk_options) return fail(disk_options.error());
+  const Result<std::chrono::milliseconds> stall_timeout = fill_stall_timeout();
+  if (!stall_timeout) return fail(stall_timeout.error());
   const Result<std::optional<CudaTarget>> device = open_device(options);
   if (!device) return fail(device.error());
   const MachineDisk disk = open_machine_disk(*disk_options);
@@ -124,7 +136,8 @@ Result<StoredEntry> load(const DaemonOptions& options, spdlog::logger& log, cons
                             disk.note,
                             cache,
                             [&](const MemoryNeed& need) { return check_memory(need, options.memory_limit); },
-                            *device ? &**device : nullptr};
+                            *device ? &**device : nullptr,
+                            *stall_timeout};
   return load_entry(request, machine, events, std::move(stop));
 }
 

@@ -96,6 +96,8 @@ Server::Server(EventLoop& loop, Listener listener, const StoredEntry& entry, Eve
 
 Server::~Server() {
   verify_stop_.request_stop();
+  if (entry_.device)
+    entry_.device->stop_reads();  // the threads that end here may wait for a device that hangs
   if (listener_) loop_.unwatch(listener_->fd());
 }
 
@@ -230,7 +232,6 @@ void Server::copy(const Asker& asker, Session& session, const CopyRequest& which
   if (Status possible = check_copy(session, which, into); !possible)
     return reply(asker, ErrorReply{std::move(possible.error())});
   if (!copier_) copier_.emplace(*entry_.device, kCopyThreads);
-  session.hold_requests();
   const auto done = [this, asker, nbytes = which.nbytes](const Status& copied) {
     loop_.post([this, asker, nbytes, copied] {
       const auto found = sessions_.find(asker.session);
@@ -240,7 +241,11 @@ void Server::copy(const Asker& asker, Session& session, const CopyRequest& which
       found->second->release_requests();
     });
   };
-  copier_->run({asker.session, which.file, which.offset, which.nbytes, std::move(*into), done});
+  // The answer comes over the loop: not before the session is held.
+  Status begun =
+      copier_->run({asker.session, which.file, which.offset, which.nbytes, std::move(*into), done});
+  if (!begun) return reply(asker, ErrorReply{std::move(begun.error())});
+  session.hold_requests();
 }
 
 void Server::status(const Asker& asker) {

@@ -125,6 +125,7 @@ Result<StoredEntry> load_entry(const LoadRequest& request, const LoadMachine& ma
   if (!memory) return fail(std::move(memory.error()));
   FillOptions options;
   options.note = machine.disk_note;
+  options.stall_timeout = machine.stall_timeout;
   options.remembered = digests_in(remembered, *plan);
   const std::int64_t began_ns = system_now_ns();
   Result<FillReport> report = fill_entry(*plan, memory->host.images(), memory->device_sink(), machine.disk,

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -65,6 +66,7 @@ struct LoadMachine {
   /// What is free on the device is looked at by itself.
   std::function<Status(const MemoryNeed&)> budget;
   const CudaTarget* device = nullptr;  ///< where the weights go; nullptr: into host memory
+  std::chrono::milliseconds stall_timeout = FillOptions{}.stall_timeout;
 };
 
 struct LoadRequest {

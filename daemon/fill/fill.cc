@@ -120,7 +120,7 @@ Result<FillReport> fill_checked(FillSink& sink, Disk& disk, const FillOptions& o
   if (!reads) return fail(reads.error());
 
   FillWork work{.plan = *reads, .sources = **sources, .options = options, .stop = std::move(stop)};
-  const auto heads = sink.place_heads();
+  const auto heads = sink.place_heads(options.stall_timeout, work.stop);
   if (!heads) return fail(heads.error());
   work.filled = *heads;
   const auto done = run_workers(work, sink, disk, plan.nbytes(), progress);

@@ -81,7 +81,7 @@ Result<ReadPlan> HostSink::plan_reads(std::span<const std::uint64_t> alignments)
   return wcache::plan_reads(plan_, alignments);
 }
 
-Result<std::uint64_t> HostSink::place_heads() {
+Result<std::uint64_t> HostSink::place_heads(std::chrono::milliseconds, const std::stop_token&) {
   std::uint64_t placed = 0;
   for (std::size_t i = 0; i < plan_.images.size(); ++i) {
     const std::string& head = plan_.images[i].head;

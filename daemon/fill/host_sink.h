@@ -20,7 +20,8 @@ class HostSink : public FillSink {
 
   const EntryPlan& plan() const override { return plan_; }
   Result<ReadPlan> plan_reads(std::span<const std::uint64_t> alignments) const override;
-  Result<std::uint64_t> place_heads() override;
+  Result<std::uint64_t> place_heads(std::chrono::milliseconds stall_timeout,
+                                    const std::stop_token& stop) override;
   Result<std::unique_ptr<FillLane>> make_lane(const ReadPlan& reads, unsigned depth) override;
   std::vector<ImageDigests> digests() const override { return hasher_.finish(); }
 

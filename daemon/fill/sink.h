@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <stop_token>
 #include <vector>
 
 #include "core/entry_plan.h"
@@ -56,8 +57,9 @@ class FillSink {
   virtual Result<ReadPlan> plan_reads(std::span<const std::uint64_t> alignments) const = 0;
 
   /// Puts the literal bytes of the images in place; returns how many there are. Called once, before any lane
-  /// is made.
-  virtual Result<std::uint64_t> place_heads() = 0;
+  /// is made. `timeout` when it is stopped, or when one image's do not arrive within `stall_timeout`.
+  virtual Result<std::uint64_t> place_heads(std::chrono::milliseconds stall_timeout,
+                                            const std::stop_token& stop) = 0;
 
   /// A lane through which `depth` reads are in flight at most. Borrows the sink and `reads`.
   virtual Result<std::unique_ptr<FillLane>> make_lane(const ReadPlan& reads, unsigned depth) = 0;

@@ -21,6 +21,9 @@ class CudaContext {
   /// Lets go and says so when the driver refuses, which the destructor cannot.
   Status release();
 
+  /// The device hangs, and letting go would wait for it: the hold stays until the process ends.
+  void forget() { context_.forget(); }
+
  private:
   CudaContext(const CudaDriver& driver, CudaOwned<CUcontext> context)
       : driver_(&driver), context_(std::move(context)) {}

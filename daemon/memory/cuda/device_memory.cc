@@ -13,13 +13,21 @@ using Clock = std::chrono::steady_clock;
 
 /// What is copied at once, in one turn of a reader.
 constexpr std::uint64_t kBounce = std::uint64_t{4} << 20;
-constexpr std::chrono::microseconds kPoll{50};
-/// A device that has not copied so little in this time answers no more.
-constexpr std::chrono::seconds kPatience{30};
+/// How long one that goes waits for a copy that has not ended in its time.
+constexpr std::chrono::seconds kDrain{1};
+/// How often one is looked at, when it could go.
+constexpr std::chrono::milliseconds kLookAgain{100};
 
 }  // namespace
 
+void FilledSlabs::Legacy::forget() {
+  if (slabs) slabs->forget();
+  slabs.reset();
+  context.forget();
+}
+
 FilledSlabs::Legacy::~Legacy() {
+  if (!slabs) return;
   const CurrentContext current = CurrentContext::enter_to_clean(context);
   slabs.reset();
 }
@@ -29,26 +37,30 @@ class DeviceMemory::Reader {
  public:
   static Result<std::unique_ptr<Reader>> open(const FilledSlabs& slabs);
   Reader(const FilledSlabs& slabs, CudaContext context) : slabs_(slabs), context_(std::move(context)) {}
-  ~Reader();
+  ~Reader();  ///< not while it hangs, unless it was forgotten
 
   /// `out` is as long as `parts` are together, kBounce at most.
-  Status copy(std::span<const SlabPart> parts, std::span<std::byte> out);
+  Status copy(std::span<const SlabPart> parts, std::span<std::byte> out, std::chrono::milliseconds patience,
+              const std::stop_token& stop);
 
-  /// The device does not end a copy into this reader's memory: it must stay for good.
-  bool hung() const { return hung_; }
+  /// Whether a copy that did not end in its time has not ended by `deadline` either: until then it may write
+  /// to this reader's memory, which must stay as it is.
+  bool hangs(Clock::time_point deadline);
+
+  /// It hangs and must go: what the copy may use stays until the process ends.
+  void forget();
 
  private:
   Status prepare();
   Result<CUdeviceptr> address(std::size_t slab);
-  Status wait();
+  Status ask(std::span<const SlabPart> parts);
 
   const FilledSlabs& slabs_;
   CudaContext context_;
   std::vector<std::optional<SlabMapping>> mappings_;
   std::optional<PinnedMemory> bounce_;
   CudaOwned<CUstream> stream_;
-  CudaOwned<CUevent> event_;
-  bool hung_ = false;
+  bool hangs_ = false;
 };
 
 Result<std::unique_ptr<DeviceMemory::Reader>> DeviceMemory::Reader::open(const FilledSlabs& slabs) {
@@ -69,17 +81,15 @@ Status DeviceMemory::Reader::prepare() {
   auto stream = make_stream(driver);
   if (!stream) return fail(stream.error());
   stream_ = std::move(*stream);
-  auto event = make_event(driver);
-  if (!event) return fail(event.error());
-  event_ = std::move(*event);
   for (std::size_t i = 0; i < slabs_.descriptors.size(); ++i) mappings_.emplace_back();
   return current->leave();
 }
 
 DeviceMemory::Reader::~Reader() {
   const CurrentContext current = CurrentContext::enter_to_clean(context_);
-  if (stream_ && !drain(context_.driver(), stream_.get())) bounce_->forget();
-  event_.reset();
+  // A broken context answers with an error, at once: then its end is the end of its copies too.
+  if (stream_ && drain(context_.driver(), stream_.get(), Clock::now() + kDrain) != CUDA_SUCCESS)
+    bounce_->forget();
   stream_.reset();
   bounce_.reset();
   mappings_.clear();
@@ -97,10 +107,8 @@ Result<CUdeviceptr> DeviceMemory::Reader::address(std::size_t slab) {
   return mapping->address();
 }
 
-Status DeviceMemory::Reader::copy(std::span<const SlabPart> parts, std::span<std::byte> out) {
+Status DeviceMemory::Reader::ask(std::span<const SlabPart> parts) {
   const CudaDriver& driver = context_.driver();
-  auto current = CurrentContext::enter(context_);
-  if (!current) return fail(current.error());
   std::byte* to = bounce_->data();
   for (const SlabPart& part : parts) {
     const auto from = address(part.place.slab);
@@ -112,35 +120,61 @@ Status DeviceMemory::Reader::copy(std::span<const SlabPart> parts, std::span<std
       return s;
     to += part.nbytes;
   }
-  if (auto s = wait(); !s) return s;
+  return {};
+}
+
+Status DeviceMemory::Reader::copy(std::span<const SlabPart> parts, std::span<std::byte> out,
+                                  std::chrono::milliseconds patience, const std::stop_token& stop) {
+  const CudaDriver& driver = context_.driver();
+  auto current = CurrentContext::enter(context_);
+  if (!current) return fail(current.error());
+  // What was asked for before something failed is under way all the same.
+  const Status asked = ask(parts);
+  const CUresult first = wait_for_stream(driver, stream_.get(), Clock::now() + patience, stop);
+  CUresult passed = first;
+  if (first != CUDA_SUCCESS && first != CUDA_ERROR_NOT_READY)
+    passed = wait_for_stream(driver, stream_.get(), Clock::now() + patience, stop);
+  hangs_ = passed == CUDA_ERROR_NOT_READY;
+  if (!asked) return asked;
+  if (hangs_ && stop.stop_requested()) return fail(Reason::timeout, "stopped in the midst of a copy");
+  if (hangs_)
+    return fail(Reason::timeout,
+                slabs_.device.uuid + " has not copied " + std::to_string(out.size()) + " bytes for " +
+                    std::to_string(std::chrono::duration_cast<std::chrono::seconds>(patience).count()) + " s",
+                "see whether the device answers (nvidia-smi, dmesg)");
+  if (auto s = cuda_check(driver, "copying from " + slabs_.device.uuid, first); !s) return s;
   std::memcpy(out.data(), bounce_->data(), out.size());
   return current->leave();
 }
 
-Status DeviceMemory::Reader::wait() {
-  const CudaDriver& driver = context_.driver();
-  const std::string what = "copying from " + slabs_.device.uuid;
-  if (auto s = cuda_check(driver, what, driver.cuEventRecord(event_.get(), stream_.get())); !s) return s;
-  const auto deadline = Clock::now() + kPatience;
-  CUresult passed = driver.cuEventQuery(event_.get());
-  for (; passed == CUDA_ERROR_NOT_READY && Clock::now() < deadline;
-       passed = driver.cuEventQuery(event_.get()))
-    std::this_thread::sleep_for(kPoll);
-  if (passed != CUDA_ERROR_NOT_READY) return cuda_check(driver, what, passed);
-  hung_ = true;
-  return fail(Reason::timeout,
-              slabs_.device.uuid + " has not copied for " + std::to_string(kPatience.count()) + " s",
-              "see whether the device answers (nvidia-smi, dmesg)");
+bool DeviceMemory::Reader::hangs(Clock::time_point deadline) {
+  if (!hangs_) return false;
+  const CurrentContext current = CurrentContext::enter_to_clean(context_);
+  hangs_ = wait_for_stream(context_.driver(), stream_.get(), deadline) == CUDA_ERROR_NOT_READY;
+  return hangs_;
 }
 
-DeviceMemory::DeviceMemory(FilledSlabs slabs, std::string instance, std::chrono::milliseconds idle)
+void DeviceMemory::Reader::forget() {
+  stream_.forget();
+  bounce_->forget();
+  for (std::optional<SlabMapping>& mapping : mappings_)
+    if (mapping) mapping->forget();
+  context_.forget();
+}
+
+DeviceMemory::DeviceMemory(FilledSlabs slabs, std::string instance, Times times)
     : slabs_(std::move(slabs)),
       handles_(slabs_.legacy ? slabs_.legacy->slabs->handles() : std::vector<DeviceHandle>()),
       instance_(std::move(instance)),
-      idle_(idle),
+      times_(times),
       dropper_([this](const std::stop_token& stop) { drop_when_idle(stop); }) {}
 
-DeviceMemory::~DeviceMemory() = default;
+DeviceMemory::~DeviceMemory() {
+  dropper_ = {};
+  if (!reader_ || !reader_->hangs(Clock::now() + kDrain)) return;
+  reader_->forget();
+  if (slabs_.legacy) slabs_.legacy->forget();
+}
 
 Status DeviceMemory::read(std::size_t image, std::uint64_t offset, std::span<std::byte> out) {
   const bool there = image < slabs_.images.size() && slabs_.images[image].on_device;
@@ -160,24 +194,32 @@ Status DeviceMemory::read(std::size_t image, std::uint64_t offset, std::span<std
   return {};
 }
 
-/// Whatever went wrong, the next read begins anew.
+/// One turn. Whatever went wrong, the next one begins anew; but of a device that hangs nothing can be given
+/// back, nor more be asked.
 Status DeviceMemory::read_some(std::span<const SlabPart> parts, std::span<std::byte> out) {
   const std::lock_guard lock(mutex_);
-  if (!reader_) {
-    auto reader = Reader::open(slabs_);
-    if (!reader) return fail(reader.error());
-    reader_ = std::move(*reader);
-    reading_ = true;
-    changed_.notify_all();
-  }
+  if (stopping_.stop_requested()) return fail(Reason::timeout, "nothing is read from the device any more");
+  if (reader_ && reader_->hangs(Clock::now()))
+    return fail(Reason::timeout, slabs_.device.uuid + " has not ended a copy that was asked of it before",
+                "see whether the device answers (nvidia-smi, dmesg)");
+  if (!reader_)
+    if (auto s = open_reader(); !s) return s;
   last_read_ = Clock::now();
-  const Status copied = reader_->copy(parts, out);
-  if (!copied) {
-    if (reader_->hung()) static_cast<void>(reader_.release());
+  const Status copied = reader_->copy(parts, out, times_.patience, stopping_.get_token());
+  if (!copied && !reader_->hangs(Clock::now())) {
     reader_.reset();
     reading_ = false;
   }
   return copied;
+}
+
+Status DeviceMemory::open_reader() {
+  auto reader = Reader::open(slabs_);
+  if (!reader) return fail(reader.error());
+  reader_ = std::move(*reader);
+  reading_ = true;
+  changed_.notify_all();
+  return {};
 }
 
 void DeviceMemory::drop_when_idle(const std::stop_token& stop) {
@@ -185,8 +227,10 @@ void DeviceMemory::drop_when_idle(const std::stop_token& stop) {
   while (!stop.stop_requested()) {
     if (!reader_) {
       changed_.wait(lock, stop, [this] { return reader_ != nullptr; });
-    } else if (Clock::now() < last_read_ + idle_) {
-      changed_.wait_until(lock, stop, last_read_ + idle_, [] { return false; });
+    } else if (Clock::now() < last_read_ + times_.idle) {
+      changed_.wait_until(lock, stop, last_read_ + times_.idle, [] { return false; });
+    } else if (reader_->hangs(Clock::now())) {
+      changed_.wait_for(lock, stop, kLookAgain, [] { return false; });
     } else {
       reader_.reset();
       reading_ = false;

@@ -34,6 +34,7 @@ struct FilledSlabs {
   struct Legacy {
     Legacy(CudaContext held, CudaSlabs filled) : context(std::move(held)), slabs(std::move(filled)) {}
     ~Legacy();
+    void forget();  ///< the device may still use it: it stays until the process ends
     CudaContext context;
     std::optional<CudaSlabs> slabs;
   };
@@ -50,8 +51,13 @@ struct FilledSlabs {
 /// slabs and some pinned memory from a read until no other has come for a while.
 class DeviceMemory : public DeviceEntry {
  public:
-  /// `idle`: how long after the last read the context is let go of.
-  DeviceMemory(FilledSlabs slabs, std::string instance, std::chrono::milliseconds idle);
+  struct Times {
+    std::chrono::milliseconds idle;      ///< after the last read the context is let go of
+    std::chrono::milliseconds patience;  ///< a device that has not copied a few MiB by then hangs
+  };
+
+  DeviceMemory(FilledSlabs slabs, std::string instance, Times times);
+  /// A device that hangs is not waited for longer than a moment; what it may still use stays.
   ~DeviceMemory() override;
 
   DeviceIpc ipc() const override { return slabs_.legacy ? DeviceIpc::legacy : DeviceIpc::vmm; }
@@ -59,19 +65,22 @@ class DeviceMemory : public DeviceEntry {
   std::span<const DeviceHandle> handles() const override { return handles_; }
   const std::string& instance() const override { return instance_; }
   Status read(std::size_t image, std::uint64_t offset, std::span<std::byte> out) override;
+  void stop_reads() override { stopping_.request_stop(); }
   bool has_context() const override { return slabs_.legacy != nullptr || reading_; }
 
  private:
   class Reader;
 
   Status read_some(std::span<const SlabPart> parts, std::span<std::byte> out);
+  Status open_reader();
   void drop_when_idle(const std::stop_token& stop);
 
   const FilledSlabs slabs_;
   const std::vector<DeviceHandle> handles_;
   const std::string instance_;
-  const std::chrono::milliseconds idle_;
+  const Times times_;
 
+  std::stop_source stopping_;
   std::atomic<bool> reading_ = false;  // whether there is a reader_
 
   std::mutex mutex_;

@@ -15,8 +15,20 @@ using Clock = std::chrono::steady_clock;
 
 /// Between two looks at an event: the driver can wait for one, but not until a deadline.
 constexpr std::chrono::microseconds kPoll{100};
-/// How long the lanes that are dropped wait for their copies, all together.
+/// How long what is dropped waits for its copies, all together.
 constexpr std::chrono::seconds kDrain{5};
+
+Status wait_for_head(const CudaDriver& driver, CUstream stream, std::chrono::milliseconds stall_timeout,
+                     const std::stop_token& stop) {
+  const CUresult passed = wait_for_stream(driver, stream, Clock::now() + stall_timeout, stop);
+  if (passed != CUDA_ERROR_NOT_READY) return cuda_check(driver, "copying a header to the device", passed);
+  if (stop.stop_requested()) return fail(Reason::timeout, "the fill was stopped");
+  return fail(Reason::timeout,
+              "a header does not reach the device: nothing moved for " +
+                  std::to_string(std::chrono::duration_cast<std::chrono::seconds>(stall_timeout).count()) +
+                  " s",
+              "see whether the device answers (nvidia-smi, dmesg)");
+}
 
 }  // namespace
 
@@ -127,7 +139,9 @@ Status DeviceSink::Lane::finish() {
   const CudaDriver& driver = sink_.driver_;
   auto current = CurrentContext::enter(sink_.context_);
   if (!current) return fail(current.error());
-  if (auto s = cuda_check(driver, "copying to the device", driver.cuStreamSynchronize(stream_.get())); !s)
+  if (auto s = cuda_check(driver, "copying to the device",
+                          wait_for_stream(driver, stream_.get(), Clock::now() + kDrain));
+      !s)
     return s;
   for (Buffer& buffer : buffers_)
     if (auto s = cuda_check(driver, "letting go of an event", buffer.event.close()); !s) return s;
@@ -141,16 +155,7 @@ DeviceSink::Lane::~Lane() {
   if (!stream_) return;  // finished
   const CurrentContext current = CurrentContext::enter_to_clean(sink_.context_);
   const auto deadline = Clock::now() + (sink_.hung_ ? Clock::duration(0) : kDrain);
-  const auto passes = [&] {
-    return sink_.driver_.cuEventQuery(copying_.front()->event.get()) != CUDA_ERROR_NOT_READY;
-  };
-  while (!copying_.empty() && Clock::now() < deadline) {
-    if (passes())
-      copying_.pop_front();
-    else
-      std::this_thread::sleep_for(kPoll);
-  }
-  if (copying_.empty() && drain(sink_.driver_, stream_.get())) {
+  if (drain(sink_.driver_, stream_.get(), deadline) == CUDA_SUCCESS) {
     buffers_.clear();
     stream_.reset();
     forsaken_ ? memory_.keep_pages() : memory_.reset();
@@ -198,18 +203,20 @@ void DeviceSink::hash(const Landing& landing, const std::byte* bytes) {
   }
 }
 
-Result<std::uint64_t> DeviceSink::place_heads() {
+Result<std::uint64_t> DeviceSink::place_heads(std::chrono::milliseconds stall_timeout,
+                                              const std::stop_token& stop) {
   std::uint64_t placed = 0;
   for (std::uint32_t i = 0; i < plan_.images.size(); ++i) {
     const auto head = std::as_bytes(std::span(plan_.images[i].head));
     if (head.empty()) continue;
-    if (auto s = place_head(i, head); !s) return fail(s.error());
+    if (auto s = place_head(i, head, stall_timeout, stop); !s) return fail(s.error());
     placed += head.size();
   }
   return placed;
 }
 
-Status DeviceSink::place_head(std::uint32_t image, std::span<const std::byte> head) {
+Status DeviceSink::place_head(std::uint32_t image, std::span<const std::byte> head,
+                              std::chrono::milliseconds stall_timeout, const std::stop_token& stop) {
   const Landing landing{.image = image, .image_offset = 0, .nbytes = head.size(), .from = 0};
   hash(landing, head.data());
   auto current = CurrentContext::enter(context_);
@@ -219,11 +226,16 @@ Status DeviceSink::place_head(std::uint32_t image, std::span<const std::byte> he
   std::ranges::copy(head, memory->data());
   auto stream = make_stream(driver_);
   if (!stream) return fail(stream.error());
-  const Status copied = copy(landing, memory->data(), stream->get());
-  const CUresult ended = driver_.cuStreamSynchronize(stream->get());
-  if (ended != CUDA_SUCCESS && !drain(driver_, stream->get())) memory->forget();
-  if (!copied) return copied;
-  if (auto s = cuda_check(driver_, "copying a header to the device", ended); !s) return s;
+  Status copied = copy(landing, memory->data(), stream->get());
+  if (copied) copied = wait_for_head(driver_, stream->get(), stall_timeout, stop);
+  if (!copied) {
+    hung_ = drain(driver_, stream->get(), Clock::now() + kDrain) != CUDA_SUCCESS;
+    if (hung_) {
+      memory->forget();
+      stream->forget();
+    }
+    return copied;
+  }
   if (auto s = cuda_check(driver_, "letting go of a stream", stream->close()); !s) return s;
   if (auto s = memory->close(); !s) return s;
   return current->leave();

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <stop_token>
 #include <vector>
 
 #include "core/image_hash.h"
@@ -32,14 +34,20 @@ class DeviceSink : public FillSink {
 
   const EntryPlan& plan() const override { return plan_; }
   Result<ReadPlan> plan_reads(std::span<const std::uint64_t> alignments) const override;
-  Result<std::uint64_t> place_heads() override;
+  Result<std::uint64_t> place_heads(std::chrono::milliseconds stall_timeout,
+                                    const std::stop_token& stop) override;
   Result<std::unique_ptr<FillLane>> make_lane(const ReadPlan& reads, unsigned depth) override;
   std::vector<ImageDigests> digests() const override;
+
+  /// Whether the device has not ended its copies by the end of their lane: whatever they use, and the context
+  /// with it, must stay as it is until the process ends.
+  bool hung() const { return hung_; }
 
  private:
   class Lane;
 
-  Status place_head(std::uint32_t image, std::span<const std::byte> head);
+  Status place_head(std::uint32_t image, std::span<const std::byte> head,
+                    std::chrono::milliseconds stall_timeout, const std::stop_token& stop);
   Status copy(const Landing& landing, const std::byte* bytes, CUstream stream) const;
   void hash(const Landing& landing, const std::byte* bytes);
 
@@ -49,7 +57,7 @@ class DeviceSink : public FillSink {
   const CudaDriver& driver_;
   unsigned buffers_;
   std::vector<ImageHash> hashes_;
-  bool hung_ = false;  // one lane has waited in vain for its copies; the next need not
+  bool hung_ = false;  // one stream has been waited for in vain; the next need not be
 };
 
 }  // namespace wcache

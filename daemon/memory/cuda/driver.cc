@@ -140,9 +140,12 @@ Error cuda_error(const CudaDriver& driver, std::string_view what, CUresult resul
   return error;
 }
 
-Status cuda_check(const CudaDriver& driver, std::string_view what, CUresult result) {
+Status cuda_check(const CudaDriver& driver, std::string_view what, CUresult result,
+                  std::string_view out_of_memory) {
   if (result == CUDA_SUCCESS) return {};
-  return fail(cuda_error(driver, what, result));
+  Error error = cuda_error(driver, what, result);
+  if (result == CUDA_ERROR_OUT_OF_MEMORY && !out_of_memory.empty()) error.hint = out_of_memory;
+  return fail(std::move(error));
 }
 
 }  // namespace wcache

@@ -14,50 +14,50 @@ namespace wcache {
 // The functions that wcache calls, by the names of <cuda.h>: its macros turn some into versioned symbols
 // (cuMemAlloc is cuMemAlloc_v2), and the name that is looked up is what they turn into. All are in every
 // driver since 11.4 (kOldestCudaDriver).
-#define WCACHE_CUDA_FUNCTIONS(X)                                                                               \
-  X(cuInit)                                                                                                    \
-  X(cuDriverGetVersion)                                                                                        \
-  X(cuGetErrorName)                                                                                            \
-  X(cuGetErrorString)                                                                                          \
-  X(cuDeviceGetCount)                                                                                          \
-  X(cuDeviceGet)                                                                                               \
-  X(cuDeviceGetUuid)                                                                                           \
-  X(cuDeviceGetName)                                                                                           \
-  X(cuDeviceTotalMem)                                                                                          \
-  X(cuDeviceGetAttribute)                                                                                      \
-  X(cuDevicePrimaryCtxRetain)                                                                                  \
-  X(cuDevicePrimaryCtxRelease)                                                                                 \
-  X(cuCtxSetCurrent)                                                                                           \
-  X(cuCtxPushCurrent)                                                                                          \
-  X(cuCtxPopCurrent)                                                                                           \
-  X(cuCtxSynchronize)                                                                                          \
-  X(cuMemGetInfo)                                                                                              \
-  X(cuMemAlloc)                                                                                                \
-  X(cuMemFree)                                                                                                 \
-  X(cuIpcGetMemHandle)                                                                                         \
-  X(cuIpcOpenMemHandle)                                                                                        \
-  X(cuIpcCloseMemHandle)                                                                                       \
-  X(cuMemGetAllocationGranularity)                                                                             \
-  X(cuMemCreate)                                                                                               \
-  X(cuMemRelease)                                                                                              \
-  X(cuMemExportToShareableHandle)                                                                              \
-  X(cuMemImportFromShareableHandle)                                                                            \
-  X(cuMemAddressReserve)                                                                                       \
-  X(cuMemAddressFree)                                                                                          \
-  X(cuMemMap)                                                                                                  \
-  X(cuMemSetAccess)                                                                                            \
-  X(cuMemUnmap)                                                                                                \
-  X(cuMemHostRegister)                                                                                         \
-  X(cuMemHostUnregister)                                                                                       \
-  X(cuMemcpyHtoDAsync)                                                                                         \
-  X(cuMemcpyDtoHAsync)                                                                                         \
-  X(cuStreamCreate)                                                                                            \
-  X(cuStreamSynchronize)                                                                                       \
-  X(cuStreamDestroy)                                                                                           \
-  X(cuEventCreate)                                                                                             \
-  X(cuEventRecord)                                                                                             \
-  X(cuEventQuery)                                                                                              \
-  X(cuEventSynchronize)                                                                                        \
+#define WCACHE_CUDA_FUNCTIONS(X)    \
+  X(cuInit)                         \
+  X(cuDriverGetVersion)             \
+  X(cuGetErrorName)                 \
+  X(cuGetErrorString)               \
+  X(cuDeviceGetCount)               \
+  X(cuDeviceGet)                    \
+  X(cuDeviceGetUuid)                \
+  X(cuDeviceGetName)                \
+  X(cuDeviceTotalMem)               \
+  X(cuDeviceGetAttribute)           \
+  X(cuDevicePrimaryCtxRetain)       \
+  X(cuDevicePrimaryCtxRelease)      \
+  X(cuCtxPushCurrent)               \
+  X(cuCtxPopCurrent)                \
+  X(cuCtxSynchronize)               \
+  X(cuMemGetInfo)                   \
+  X(cuMemAlloc)                     \
+  X(cuMemFree)                      \
+  X(cuMemGetAddressRange)           \
+  X(cuIpcGetMemHandle)              \
+  X(cuIpcOpenMemHandle)             \
+  X(cuIpcCloseMemHandle)            \
+  X(cuMemGetAllocationGranularity)  \
+  X(cuMemCreate)                    \
+  X(cuMemRelease)                   \
+  X(cuMemExportToShareableHandle)   \
+  X(cuMemImportFromShareableHandle) \
+  X(cuMemAddressReserve)            \
+  X(cuMemAddressFree)               \
+  X(cuMemMap)                       \
+  X(cuMemSetAccess)                 \
+  X(cuMemUnmap)                     \
+  X(cuMemHostRegister)              \
+  X(cuMemHostUnregister)            \
+  X(cuMemcpyHtoDAsync)              \
+  X(cuMemcpyDtoHAsync)              \
+  X(cuStreamCreate)                 \
+  X(cuStreamQuery)                  \
+  X(cuStreamSynchronize)            \
+  X(cuStreamDestroy)                \
+  X(cuEventCreate)                  \
+  X(cuEventRecord)                  \
+  X(cuEventQuery)                   \
   X(cuEventDestroy)
 
 /// As cuDriverGetVersion counts: 1000 * major + 10 * minor.
@@ -82,7 +82,9 @@ struct CudaDriver {
 /// (exclusive-process mode, no such device), io for everything else.
 Error cuda_error(const CudaDriver& driver, std::string_view what, CUresult result);
 
-/// `cuda_error` of a call that failed; nothing of one that did not.
-Status cuda_check(const CudaDriver& driver, std::string_view what, CUresult result);
+/// `cuda_error` of a call that failed; nothing of one that did not. `out_of_memory`: the hint for a call that
+/// is told so of other memory than the device's.
+Status cuda_check(const CudaDriver& driver, std::string_view what, CUresult result,
+                  std::string_view out_of_memory = {});
 
 }  // namespace wcache

@@ -48,6 +48,11 @@ struct CudaLoading::State {
 
 CudaLoading::State::~State() {
   if (!context) return;
+  if (sink && sink->hung()) {
+    if (slabs) slabs->forget();
+    context->forget();
+    return;
+  }
   const CurrentContext current = CurrentContext::enter_to_clean(*context);
   sink.reset();
   slabs.reset();
@@ -147,7 +152,8 @@ Result<std::unique_ptr<DeviceEntry>> CudaLoading::finish() {
   filled.plan = std::move(own.plan);
   filled.images = std::move(own.images);
   try {
-    return std::make_unique<DeviceMemory>(std::move(filled), std::move(*instance), own.target.idle);
+    return std::make_unique<DeviceMemory>(std::move(filled), std::move(*instance),
+                                          DeviceMemory::Times{own.target.idle, own.target.patience});
   } catch (const std::exception& e) {
     return fail(Reason::io, std::string("starting a thread: ") + e.what());
   }

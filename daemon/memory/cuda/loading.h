@@ -25,6 +25,8 @@ struct CudaTarget {
   std::uint64_t slab_nbytes = kSlabNbytes;  ///< of a slab that holds several tensors
   unsigned staging_buffers = 0;  ///< of each worker of the fill; 0: two more than its reads in flight
   std::chrono::milliseconds idle{10'000};  ///< after the last read the context of a vmm entry is let go of
+  std::chrono::milliseconds patience{
+      30'000};  ///< a device that has not ended one turn of a read by then hangs
 };
 
 /// vmm where the device can, unless asked for otherwise. `unsupported` for vmm on a device that cannot.

@@ -2,24 +2,41 @@
 
 #include <sys/mman.h>
 
+#include <string>
+#include <thread>
 #include <utility>
 
+#include "daemon/fill/read_plan.h"
+
 namespace wcache {
+namespace {
+
+constexpr std::chrono::microseconds kPoll{50};
+
+std::byte* aligned(std::byte* at) {
+  const auto address = reinterpret_cast<std::uintptr_t>(at);
+  return at + (kMaxAlignment - address % kMaxAlignment) % kMaxAlignment;
+}
+
+}  // namespace
 
 Result<PinnedMemory> PinnedMemory::create(const CudaDriver& driver, std::uint64_t nbytes) {
   PinnedMemory pinned;
   pinned.driver_ = &driver;
-  auto memory =
-      Mapping::map(-1, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, "pinned memory");
+  auto memory = Mapping::map(-1, nbytes + kMaxAlignment, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+                             "pinned memory");
   if (!memory) return fail(memory.error());
   pinned.memory_ = std::move(*memory);
+  std::byte* const begin = aligned(pinned.memory_.data());
   // Advice only: larger pages are pinned sooner.
-  madvise(pinned.data(), nbytes, MADV_HUGEPAGE);
+  madvise(begin, nbytes, MADV_HUGEPAGE);
   if (auto s = cuda_check(driver, "pinning " + std::to_string(nbytes) + " bytes of host memory",
-                          driver.cuMemHostRegister(pinned.data(), nbytes, CU_MEMHOSTREGISTER_PORTABLE));
+                          driver.cuMemHostRegister(begin, nbytes, CU_MEMHOSTREGISTER_PORTABLE),
+                          "free memory of the host, or raise what a process may lock of it (ulimit -l, "
+                          "LimitMEMLOCK= of its service)");
       !s)
     return fail(s.error());
-  pinned.registered_ = {pinned.data(), [&driver](void* at) { return driver.cuMemHostUnregister(at); }};
+  pinned.registered_ = {begin, [&driver](std::byte* at) { return driver.cuMemHostUnregister(at); }};
   return pinned;
 }
 
@@ -61,9 +78,21 @@ Result<CudaOwned<CUevent>> make_event(const CudaDriver& driver) {
   return CudaOwned<CUevent>(event, [&driver](CUevent own) { return driver.cuEventDestroy(own); });
 }
 
-bool drain(const CudaDriver& driver, CUstream stream) {
-  return driver.cuStreamSynchronize(stream) == CUDA_SUCCESS ||
-         driver.cuStreamSynchronize(stream) == CUDA_SUCCESS;
+CUresult wait_for_stream(const CudaDriver& driver, CUstream stream,
+                         std::chrono::steady_clock::time_point deadline, const std::stop_token& stop) {
+  for (;;) {
+    const CUresult passed = driver.cuStreamQuery(stream);
+    if (passed != CUDA_ERROR_NOT_READY || stop.stop_requested() ||
+        std::chrono::steady_clock::now() >= deadline)
+      return passed;
+    std::this_thread::sleep_for(kPoll);
+  }
+}
+
+CUresult drain(const CudaDriver& driver, CUstream stream, std::chrono::steady_clock::time_point deadline) {
+  const CUresult passed = wait_for_stream(driver, stream, deadline);
+  if (passed == CUDA_SUCCESS || passed == CUDA_ERROR_NOT_READY) return passed;
+  return wait_for_stream(driver, stream, deadline);
 }
 
 }  // namespace wcache

@@ -1,8 +1,9 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <string_view>
+#include <stop_token>
 
 #include "core/fd.h"
 #include "core/result.h"
@@ -11,8 +12,9 @@
 
 namespace wcache {
 
-/// Host memory that the device copies from and to by itself: anonymous pages, registered with the driver. A
-/// context must be current whenever one is made, closed or dropped. Borrows the driver.
+/// Host memory that the device copies from and to by itself: anonymous pages, registered with the driver, at
+/// an address that is a multiple of kMaxAlignment. A context must be current whenever one is made, closed or
+/// dropped. Borrows the driver.
 class PinnedMemory {
  public:
   static Result<PinnedMemory> create(const CudaDriver& driver, std::uint64_t nbytes);
@@ -20,8 +22,7 @@ class PinnedMemory {
   PinnedMemory(PinnedMemory&&) = default;
   ~PinnedMemory() { reset(); }
 
-  std::byte* data() const { return memory_.data(); }
-  std::uint64_t size() const { return memory_.size(); }
+  std::byte* data() const { return registered_.get(); }
 
   /// Gives the memory back. After an error it is still registered.
   Status close();
@@ -38,15 +39,21 @@ class PinnedMemory {
 
   const CudaDriver* driver_ = nullptr;
   Mapping memory_;
-  CudaOwned<void*> registered_;  // after memory_: goes before it
+  CudaOwned<std::byte*> registered_;  // after memory_: goes before it
 };
 
 /// What the driver made for the calls that follow each other on one stream.
 Result<CudaOwned<CUstream>> make_stream(const CudaDriver& driver);
 Result<CudaOwned<CUevent>> make_event(const CudaDriver& driver);
 
-/// Waits for what is in the stream before its memory goes. False: nobody knows whether the device still
-/// copies.
-bool drain(const CudaDriver& driver, CUstream stream);
+/// Waits until all that is in the stream has passed: by looking at it again and again, since the driver's own
+/// wait never ends on a device that hangs. It looks once at least. CUDA_ERROR_NOT_READY: not before
+/// `deadline`, or stopped; else what the driver says.
+CUresult wait_for_stream(const CudaDriver& driver, CUstream stream,
+                         std::chrono::steady_clock::time_point deadline, const std::stop_token& stop = {});
+
+/// The same before what the stream works with goes; an error is not taken at the first word. After anything
+/// but CUDA_SUCCESS nobody knows whether the device still copies.
+CUresult drain(const CudaDriver& driver, CUstream stream, std::chrono::steady_clock::time_point deadline);
 
 }  // namespace wcache

@@ -25,6 +25,21 @@ std::string allocating(const CudaDevice& device, std::uint64_t nbytes) {
   return "allocating " + human_size(nbytes) + " on " + device.uuid;
 }
 
+/// A handle is one of a whole allocation: what lies in the midst of one would come with the wrong address.
+Status check_whole(const CudaDriver& driver, const CudaDevice& device, CUdeviceptr at, std::uint64_t nbytes) {
+  CUdeviceptr base = 0;
+  std::size_t size = 0;
+  if (auto s = cuda_check(driver, "asking where an allocation on " + device.uuid + " begins",
+                          driver.cuMemGetAddressRange(&base, &size, at));
+      !s)
+    return s;
+  if (base == at && size >= nbytes) return {};
+  return fail(Reason::unsupported,
+              "memory of " + device.uuid + " is cut out of a larger allocation: its handle would be of " +
+                  std::to_string(size) + " bytes, of which the slab begins at " + std::to_string(at - base),
+              "use --ipc vmm where the device can, or report this with the driver's version");
+}
+
 CudaOwned<CUmemGenericAllocationHandle> own(const CudaDriver& driver, CUmemGenericAllocationHandle handle) {
   return {handle, [&driver](CUmemGenericAllocationHandle h) { return driver.cuMemRelease(h); }};
 }
@@ -64,7 +79,10 @@ Result<SlabMapping> SlabMapping::map(const CudaDriver& driver, const CudaDevice&
   const std::string what = "mapping " + human_size(nbytes) + " of " + device.uuid;
   SlabMapping mapping(driver);
   CUdeviceptr at = 0;
-  if (auto s = cuda_check(driver, what, driver.cuMemAddressReserve(&at, nbytes, 0, 0, 0)); !s)
+  if (auto s = cuda_check(driver, what, driver.cuMemAddressReserve(&at, nbytes, 0, 0, 0),
+                          "what is short is not the device's memory but the process's address space, or the "
+                          "host's memory: see ulimit -v");
+      !s)
     return fail(s.error());
   mapping.reserved_ = {at, [&driver, nbytes](CUdeviceptr p) { return driver.cuMemAddressFree(p, nbytes); }};
   if (auto s = cuda_check(driver, what, driver.cuMemMap(at, nbytes, 0, handle, 0)); !s)
@@ -101,6 +119,11 @@ Result<SlabMapping> SlabMapping::import(const CudaDriver& driver, const CudaDevi
   if (auto s = cuda_check(driver, "importing a slab of " + device.uuid, owned.close()); !s)
     return fail(s.error());
   return mapping;
+}
+
+void SlabMapping::forget() {
+  mapped_.forget();
+  reserved_.forget();
 }
 
 Status SlabMapping::unmap() {
@@ -149,6 +172,7 @@ Result<CudaSlabs::Slab> CudaSlabs::make_legacy(const CudaDriver& driver, const C
   if (auto s = cuda_check(driver, allocating(device, nbytes), driver.cuMemAlloc(&at, nbytes)); !s)
     return fail(s.error());
   slab.memory = {at, [&driver](CUdeviceptr p) { return driver.cuMemFree(p); }};
+  if (auto s = check_whole(driver, device, at, nbytes); !s) return fail(s.error());
   CUipcMemHandle handle{};
   if (auto s = cuda_check(driver, "exporting memory of " + device.uuid + " as a CUDA IPC handle",
                           driver.cuIpcGetMemHandle(&handle, at));
@@ -168,6 +192,13 @@ std::vector<DeviceHandle> CudaSlabs::handles() const {
   for (const Slab& slab : slabs_)
     if (slab.memory) handles.push_back(slab.handle);
   return handles;
+}
+
+void CudaSlabs::forget() {
+  for (Slab& slab : slabs_) {
+    slab.memory.forget();
+    if (slab.mapping) slab.mapping->forget();
+  }
 }
 
 Result<std::vector<Fd>> CudaSlabs::unmap() && {

@@ -41,6 +41,8 @@ class SlabMapping {
   CUdeviceptr address() const { return reserved_.get(); }
   bool read_only() const { return read_only_; }
   Status unmap();
+  /// The device may still use it: it stays as it is for good.
+  void forget();
 
  private:
   explicit SlabMapping(const CudaDriver& driver) : driver_(&driver) {}
@@ -68,6 +70,9 @@ class CudaSlabs {
 
   /// vmm: takes the memory out of this process's address space; what it leaves of it are the descriptors.
   Result<std::vector<Fd>> unmap() &&;
+
+  /// The device may still use it: what this process has of it stays for good.
+  void forget();
 
  private:
   struct Slab {

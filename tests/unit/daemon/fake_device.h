@@ -33,11 +33,18 @@ class FakeDevice : public DeviceEntry {
     std::unique_lock lock(mutex_);
     ++reading_;
     changed_.notify_all();
-    changed_.wait(lock, [this] { return !blocked_; });
+    changed_.wait(lock, [this] { return !blocked_ || stopped_; });
     --reading_;
+    if (stopped_) return fail(Reason::timeout, "stopped");
     if (failure_) return fail(*failure_);
     std::memcpy(out.data(), bytes_.at(image).data() + offset, out.size());
     return {};
+  }
+
+  void stop_reads() override {
+    const std::lock_guard lock(mutex_);
+    stopped_ = true;
+    changed_.notify_all();
   }
 
   void block(bool blocked) {
@@ -64,6 +71,7 @@ class FakeDevice : public DeviceEntry {
   std::condition_variable changed_;
   std::size_t reading_ = 0;
   bool blocked_ = false;
+  bool stopped_ = false;
   std::optional<Error> failure_;
 };
 

@@ -212,6 +212,68 @@ TEST_F(ServedEntry, AnErrorOfTheDriversIsTheAnswer) {
   EXPECT_TRUE(copy(client, kFirst, 0, 10));
 }
 
+/// While it lives no thread can be made in this process: none finds memory for its stack.
+class NoThreads {
+ public:
+  NoThreads() {
+    pthread_getattr_default_np(&before_);
+    pthread_attr_t huge;
+    pthread_attr_init(&huge);
+    pthread_attr_setstacksize(&huge, std::size_t{1} << 50);
+    EXPECT_EQ(pthread_setattr_default_np(&huge), 0);
+    pthread_attr_destroy(&huge);
+  }
+  ~NoThreads() {
+    pthread_setattr_default_np(&before_);
+    pthread_attr_destroy(&before_);
+  }
+
+ private:
+  pthread_attr_t before_;
+};
+
+TEST_F(ServedEntry, WhereThereIsNoThreadToCopyWithTheAnswerIsAnError) {
+  serve(TestDevice{});
+  Client client = connect();
+  {
+    const NoThreads none;
+    for (int i = 0; i < 3; ++i) {
+      const Result<std::string> got = copy(client, kFirst, 0, 10);
+      ASSERT_FALSE(got);
+      EXPECT_EQ(got.error().reason, Reason::io);
+      EXPECT_THAT(got.error().message, testing::HasSubstr("no thread"));
+    }
+  }
+  EXPECT_TRUE(copy(client, kFirst, 0, 10)) << "the connection is of use still";
+  device_->block(true);
+  std::thread first([&] { EXPECT_TRUE(copy(client, kFirst, 0, 10)); });
+  ASSERT_TRUE(device_->wait_reading(1));
+  Connection second = connect().release();
+  const Fd into = memory();
+  const std::array<int, 1> fds{into.get()};
+  {
+    const NoThreads none;  // then the one that there is does it
+    ASSERT_TRUE(send_message(second, {1, CopyRequest{kFirst, 0, 10}}, deadline_in(kWait), fds));
+    ASSERT_TRUE(connect().status(deadline_in(kWait))) << "which is answered after the request was taken";
+  }
+  device_->block(false);
+  first.join();
+  EXPECT_TRUE(*second.receive({}, deadline_in(kWait)));
+}
+
+TEST_F(ServedEntry, ItsEndWaitsForNoReadOfADeviceThatHangs) {
+  serve(TestDevice{});
+  device_->block(true);
+  Connection connection = connect().release();
+  const Fd into = memory();
+  const std::array<int, 1> fds{into.get()};
+  ASSERT_TRUE(send_message(connection, {1, CopyRequest{kFirst, 0, 10}}, deadline_in(kWait), fds));
+  ASSERT_TRUE(device_->wait_reading(1));
+  loop_->post([this] { loop_->stop(); });
+  thread_.join();
+  server_.reset();
+}
+
 TEST_F(ServedEntry, SeveralReadersAtOnceAndNoneHoldsUpTheLoop) {
   serve(TestDevice{});
   device_->block(true);

@@ -171,7 +171,7 @@ class WcachedOnCuda(unittest.TestCase):
         self.assertEqual(self.gpu.used_bytes(1), 0)
 
     def test_stopped_while_it_fills(self):
-        self.gpu.configure({"devices": 2, "copy_delay_us": 50000})
+        self.gpu.configure({"devices": 2, "copy_delay_us": 5000})
         daemon = self.start()
         end = time.monotonic() + WAIT
         while self.gpu.counters(daemon.pid).get("calls.cuMemcpyHtoDAsync_v2", 0) == 0:
@@ -181,15 +181,55 @@ class WcachedOnCuda(unittest.TestCase):
         self.assertEqual(self.gpu.leaks(daemon.pid), {})
         self.assertEqual(self.gpu.used_bytes(1), 0)
 
-    def test_stopped_while_the_device_does_not_answer(self):
-        self.gpu.hold_copies()
-        daemon = self.start()
+    def wait_called(self, daemon, function):
         end = time.monotonic() + WAIT
-        while self.gpu.counters(daemon.pid).get("calls.cuEventRecord", 0) == 0:
+        while self.gpu.counters(daemon.pid).get("calls." + function, 0) == 0:
             self.assertLess(time.monotonic(), end)
             time.sleep(0.01)
-        self.end(daemon)
-        self.assertEqual((self.gpu.contexts(), self.gpu.used_bytes(1)), ([], 0))
+
+    def test_stopped_while_the_device_does_not_answer(self):
+        for ipc in ("vmm", "legacy"):
+            with self.subTest(ipc=ipc):
+                self.gpu.hold_copies()
+                daemon = self.start("--ipc", ipc)
+                self.wait_called(daemon, "cuEventRecord")
+                daemon.send_signal(signal.SIGTERM)
+                code, errors = self.failure(daemon)
+                self.assertEqual(code, 0, errors)
+                self.assertNotIn("does not end", errors)
+                self.assertEqual((self.gpu.contexts(), self.gpu.used_bytes(1)), ([], 0))
+                self.gpu.let_copies_go()
+
+    def test_a_device_that_hangs_fails_its_daemon(self):
+        for ipc in ("vmm", "legacy"):
+            with self.subTest(ipc=ipc):
+                self.gpu.hold_copies()
+                code, errors = self.failure(self.start("--ipc", ipc, WCACHE_FILL_STALL_MS="500"))
+                self.assertEqual(code, 5, errors)
+                self.assertIn("does not reach the device", errors)
+                self.assertNotIn("does not end", errors)
+                self.assertEqual((self.gpu.contexts(), self.gpu.used_bytes(1)), ([], 0))
+                self.gpu.let_copies_go()
+
+    def test_stopped_while_reads_of_the_device_do_not_end(self):
+        for ipc in ("vmm", "legacy"):
+            with self.subTest(ipc=ipc):
+                daemon = self.start("--ipc", ipc)
+                self.wait_ready(daemon)
+                self.gpu.hold_copies()
+                with subprocess.Popen([BIN / "wcache", "verify", "--run-dir", self.root / "run"],
+                                      env=self.environment(), stdout=subprocess.DEVNULL,
+                                      stderr=subprocess.DEVNULL) as verify:
+                    self.wait_called(daemon, "cuMemcpyDtoHAsync_v2")
+                    began = time.monotonic()
+                    daemon.send_signal(signal.SIGTERM)
+                    code, errors = self.failure(daemon)
+                    self.assertEqual(code, 0, errors)
+                    # One read alone is given 30 seconds.
+                    self.assertLess(time.monotonic() - began, 20)
+                    self.assertNotEqual(verify.wait(timeout=WAIT), 0)
+                self.assertEqual((self.gpu.contexts(), self.gpu.used_bytes(1)), ([], 0))
+                self.gpu.let_copies_go()
 
     def test_each_trouble_has_its_own_reason(self):
         for config, options, code, words in (

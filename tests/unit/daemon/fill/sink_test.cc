@@ -42,7 +42,7 @@ class LateSink : public FillSink {
   Result<ReadPlan> plan_reads(std::span<const std::uint64_t> alignments) const override {
     return plan_staged_reads(plan_, alignments);
   }
-  Result<std::uint64_t> place_heads() override {
+  Result<std::uint64_t> place_heads(std::chrono::milliseconds, const std::stop_token&) override {
     std::uint64_t placed = 0;
     for (std::uint32_t i = 0; i < plan_.images.size(); ++i) {
       const std::span head = std::as_bytes(std::span(plan_.images[i].head));

@@ -91,6 +91,14 @@ class CudaTest : public ::testing::Test {
     EXPECT_EQ(gpu_.errors(), "");
   }
 
+  /// What hung ends, and so does the process, as far as the driver knows: what it had is gone.
+  void end_hung_process() {
+    gpu_.let_copies_go();
+    control_.restart();
+    EXPECT_EQ(gpu_.used_bytes(0), 0u);
+    EXPECT_EQ(gpu_.contexts().size(), 0u);
+  }
+
   FakeGpu gpu_;
   FakeDriver control_;
 };

@@ -26,9 +26,11 @@ class DeviceMemoryTest : public testing::CudaTest {
     plan_.images.push_back(other);
   }
 
-  std::unique_ptr<DeviceEntry> entry(DeviceIpc ipc, std::chrono::milliseconds idle = 1h) {
+  std::unique_ptr<DeviceEntry> entry(DeviceIpc ipc, std::chrono::milliseconds idle = 1h,
+                                     std::chrono::milliseconds patience = 10min) {
     auto target = find_target(ipc).value();
     target.idle = idle;
+    target.patience = patience;
     auto filled = load(plan_, disk_, target);
     EXPECT_TRUE(filled) << filled.error().message;
     return std::move(filled->entry);
@@ -163,6 +165,101 @@ TEST_F(DeviceMemoryTest, ABrokenContextIsAnErrorOfItsReadAlone) {
     control_.reset();
     EXPECT_TRUE(held->read(0, 0, out));
   }
+}
+
+/// Waits for a copy that does not end: in a thread of its own, since `read` blocks.
+class HungDevice : public DeviceMemoryTest {
+ protected:
+  Status read(DeviceEntry& held) {
+    std::array<std::byte, 8> out{};
+    return held.read(0, 0, out);
+  }
+};
+
+TEST_F(HungDevice, RefusesReadsAtOnceAndServesThemAgainWhenItAnswers) {
+  for (const DeviceIpc ipc : {DeviceIpc::vmm, DeviceIpc::legacy}) {
+    const auto held = entry(ipc, 1h, 20ms);
+    ASSERT_TRUE(read(*held));
+    const std::uint64_t contexts = gpu_.counter(getpid(), "contexts_made.0").value();
+    gpu_.hold_copies();
+    const Status first = read(*held);
+    ASSERT_FALSE(first);
+    EXPECT_EQ(first.error().reason, Reason::timeout);
+    EXPECT_THAT(first.error().message, ::testing::HasSubstr("has not copied"));
+    const std::vector<std::string> holds = gpu_.leaks(getpid());
+    control_.reset();
+    for (int i = 0; i < 20; ++i) {
+      const Status again = read(*held);
+      ASSERT_FALSE(again);
+      EXPECT_EQ(again.error().reason, Reason::timeout);
+      EXPECT_THAT(again.error().message, ::testing::HasSubstr("asked of it before"));
+    }
+    EXPECT_EQ(control_.calls("cuMemcpyDtoHAsync_v2"), 0u) << "nothing more is asked of it";
+    EXPECT_EQ(gpu_.leaks(getpid()), holds) << "and nothing more is taken";
+    EXPECT_TRUE(held->has_context());
+    gpu_.let_copies_go();
+    while (!read(*held)) std::this_thread::sleep_for(1ms);
+    expect_holds(*held, weights_of(plan_), disk_);
+    EXPECT_EQ(gpu_.counter(getpid(), "contexts_made.0"), contexts);
+  }
+  expect_nothing_left();
+}
+
+TEST_F(HungDevice, LosesItsContextWhenItAnswersAndNobodyReads) {
+  const auto held = entry(DeviceIpc::vmm, 1ms, 1ms);
+  gpu_.hold_copies();
+  EXPECT_FALSE(read(*held));
+  std::this_thread::sleep_for(300ms);
+  EXPECT_TRUE(held->has_context()) << "the context is there, whatever it is good for";
+  EXPECT_EQ(gpu_.contexts().size(), 1u);
+  gpu_.let_copies_go();
+  wait_until_idle(*held);
+  EXPECT_EQ(gpu_.leaks(getpid()), std::vector<std::string>());
+}
+
+/// Would wait for ever, were any of it waited for.
+TEST_F(HungDevice, EndsWhoReadsAndWhoHoldsIt) {
+  for (const DeviceIpc ipc : {DeviceIpc::vmm, DeviceIpc::legacy}) {
+    auto held = entry(ipc);
+    gpu_.hold_copies();
+    std::vector<std::jthread> readers;
+    std::atomic<int> ended = 0;
+    control_.reset();
+    for (int i = 0; i < 4; ++i)
+      readers.emplace_back([&] {
+        const Status done = read(*held);
+        EXPECT_FALSE(done);
+        EXPECT_EQ(done.error().reason, Reason::timeout);
+        ++ended;
+      });
+    while (control_.calls("cuMemcpyDtoHAsync_v2") == 0) std::this_thread::sleep_for(1ms);
+    EXPECT_EQ(ended, 0);
+    held->stop_reads();
+    readers.clear();
+    held.reset();
+    EXPECT_EQ(gpu_.contexts().size(), 1u) << "what the copy may use stays";
+    end_hung_process();
+  }
+}
+
+TEST_F(HungDevice, IsHungToWhoFailedToAskItForMoreToo) {
+  // Two slabs' parts in one turn: the second copy cannot be asked for while the first one is under way.
+  const auto held = entry(DeviceIpc::vmm, 1h, 20ms);
+  const std::uint64_t nbytes = std::min<std::uint64_t>(plan_.images[0].nbytes, 4 * kMiB);
+  std::vector<std::byte> out(nbytes);
+  control_.reset();
+  ASSERT_TRUE(held->read(0, 0, out));
+  ASSERT_GT(control_.calls("cuMemcpyDtoHAsync_v2"), 1u) << "this draft is of no use here";
+  control_.reset();
+  control_.fail("cuMemcpyDtoHAsync_v2:2=999");
+  gpu_.hold_copies();
+  EXPECT_EQ(held->read(0, 0, out).error().reason, Reason::io);
+  EXPECT_TRUE(held->has_context());
+  EXPECT_EQ(held->read(0, 0, out).error().reason, Reason::timeout);
+  gpu_.let_copies_go();
+  while (!held->read(0, 0, out)) std::this_thread::sleep_for(1ms);
+  const std::vector<std::byte> expected = testing::expected_image(plan_, disk_, 0);
+  EXPECT_TRUE(std::equal(out.begin(), out.end(), expected.begin()));
 }
 
 }  // namespace

@@ -3,9 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <set>
 #include <thread>
 
+#include "daemon/memory/cuda/context.h"
+#include "daemon/memory/cuda/pinned.h"
 #include "tests/unit/daemon/memory/cuda/cuda_loading.h"
 
 namespace wcache {
@@ -140,6 +143,122 @@ TEST_F(CudaLoadingTest, AStopInTheMiddleLeavesNothing) {
     EXPECT_LT(reads, 30);
     expect_nothing_left();
   }
+}
+
+/// A device that never ends a copy: the fill says so and goes, and waits for nothing that the device has.
+TEST_F(CudaLoadingTest, ADeviceThatHangsFailsTheFillInItsTime) {
+  for (const DeviceIpc ipc : {DeviceIpc::vmm, DeviceIpc::legacy}) {
+    for (const bool event_fails : {false, true}) {
+      FakeDisk disk;
+      const EntryPlan plan = copy_plan(disk, {9 * kMiB});
+      FillOptions options;
+      options.workers = 2;
+      options.stall_timeout = 50ms;
+      gpu_.hold_copies();
+      control_.reset();
+      if (event_fails) control_.fail("cuEventRecord:*=999");
+      const auto filled = load(plan, disk, target(ipc), options);
+      ASSERT_FALSE(filled);
+      EXPECT_EQ(filled.error().reason, event_fails ? Reason::io : Reason::timeout);
+      EXPECT_THAT(filled.error().message,
+                  HasSubstr(event_fails ? "marking the end of a copy" : "does not reach the device"));
+      EXPECT_EQ(gpu_.contexts().size(), 1u) << "what its copies use stays until the process ends";
+      end_hung_process();
+    }
+  }
+}
+
+/// A file that is served from an own header: `head`, then all of source 0.
+EntryPlan plan_with_head(FakeDisk& disk) {
+  EntryPlan plan;
+  plan.sources.push_back(disk.add("a", testing::random_bytes(3 * kMiB, 1)));
+  ImagePlan draft;
+  draft.name = "draft";
+  draft.kind = FileKind::safetensors;
+  draft.head = std::string(1000, 'h');
+  draft.nbytes = 1000 + 3 * kMiB;
+  draft.pieces = {{1000, 0, 0, 3 * kMiB}};
+  draft.segments = {{0, 1000}, {1000, 3 * kMiB}};
+  plan.images.push_back(draft);
+  return plan;
+}
+
+TEST_F(CudaLoadingTest, AHeaderThatDoesNotArriveFailsTheFillInItsTime) {
+  for (const bool stops : {false, true}) {
+    FakeDisk disk;
+    const EntryPlan plan = plan_with_head(disk);
+    FillOptions options;
+    options.stall_timeout = stops ? std::chrono::milliseconds(10min) : 50ms;
+    std::stop_source stop;
+    gpu_.hold_copies();
+    control_.reset();
+    std::jthread stopper([&] {
+      while (control_.calls("cuMemcpyHtoDAsync_v2") == 0) std::this_thread::sleep_for(1ms);
+      if (stops) stop.request_stop();
+    });
+    const auto filled = load(plan, disk, target(), options, stop.get_token());
+    ASSERT_FALSE(filled);
+    EXPECT_EQ(filled.error().reason, Reason::timeout);
+    EXPECT_THAT(filled.error().message, HasSubstr(stops ? "stopped" : "a header does not reach the device"));
+    stopper.join();
+    end_hung_process();
+  }
+}
+
+TEST_F(CudaLoadingTest, StagingBuffersAreFitForEveryAlignment) {
+  const CudaTarget to = target();
+  const auto context = CudaContext::retain(*to.driver, to.device);
+  const auto current = CurrentContext::enter(*context);
+  std::vector<PinnedMemory> all;
+  for (const std::uint64_t pages : {1, 16, 17, 256, 544, 1632, 1}) {
+    const std::uint64_t nbytes = pages * 4096;
+    auto memory = PinnedMemory::create(*to.driver, nbytes);
+    ASSERT_TRUE(memory) << memory.error().message;
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(memory->data()) % kMaxAlignment, 0u) << nbytes;
+    std::memset(memory->data(), 1, nbytes);
+    all.push_back(std::move(*memory));
+  }
+}
+
+TEST_F(CudaLoadingTest, OutOfOtherMemoryThanTheDevicesSaysWhichOne) {
+  FakeDisk disk;
+  const EntryPlan plan = copy_plan(disk, {kMiB});
+  for (const auto& [function, words] : {std::pair{"cuMemHostRegister_v2", "LimitMEMLOCK"},
+                                        {"cuMemAddressReserve", "ulimit -v"},
+                                        {"cuMemCreate", "free memory of the device"}}) {
+    control_.reset();
+    control_.fail(std::string(function) + ":1=2");
+    const auto filled = load(plan, disk, target(DeviceIpc::vmm));
+    ASSERT_FALSE(filled);
+    EXPECT_EQ(filled.error().reason, Reason::over_budget);
+    EXPECT_THAT(filled.error().hint, HasSubstr(words));
+  }
+}
+
+TEST_F(CudaLoadingTest, ALegacyHandleIsOfAWholeAllocation) {
+  FakeDisk disk;
+  const EntryPlan plan = copy_plan(disk, {kMiB});
+  CudaTarget to = target(DeviceIpc::legacy);
+  auto cutting = std::make_shared<CudaDriver>(*to.driver);
+  const auto refuses = [&](decltype(CudaDriver::cuMemGetAddressRange) says) {
+    cutting->cuMemGetAddressRange = says;
+    to.driver = cutting;
+    const auto filled = load(plan, disk, to);
+    ASSERT_FALSE(filled);
+    EXPECT_EQ(filled.error().reason, Reason::unsupported);
+    EXPECT_THAT(filled.error().message, HasSubstr("cut out of a larger allocation"));
+    expect_nothing_left();
+  };
+  refuses([](CUdeviceptr* base, std::size_t* size, CUdeviceptr at) {
+    *base = at - 4096;
+    *size = 64 * kMiB;
+    return CUDA_SUCCESS;
+  });
+  refuses([](CUdeviceptr* base, std::size_t* size, CUdeviceptr at) {
+    *base = at;
+    *size = 4096;
+    return CUDA_SUCCESS;
+  });
 }
 
 TEST_F(CudaLoadingTest, AFileThatCannotBeReadLeavesNothing) {
