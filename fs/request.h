@@ -2,6 +2,7 @@
 
 #include <fuse_lowlevel.h>
 
+#include <cerrno>
 #include <span>
 #include <string_view>
 #include <utility>
