@@ -63,11 +63,14 @@ CUresult retain_context(State& state, CUcontext* context, CUdevice device) {
 
 CUresult release_context(State& state, std::unique_lock<std::mutex>& lock, CUdevice device) {
   if (!state.devices.has(device)) return CUDA_ERROR_INVALID_DEVICE;
-  const auto found = state.contexts.live.find(device);
+  auto found = state.contexts.live.find(device);
+  if (found != state.contexts.live.end() && found->second.retained == 1) {
+    wait_for_streams(state, lock);
+    found = state.contexts.live.find(device);  // another thread may have been here meanwhile
+  }
   if (found == state.contexts.live.end()) return CUDA_ERROR_INVALID_CONTEXT;
   state.counters.add(Counter::contexts, -1);
   if (--found->second.retained > 0) return CUDA_SUCCESS;
-  wait_for_streams(state, lock);
   destroy_streams_of(state, device);
   free_memory_of(state, device);
   release_host_memory_of(state, device);

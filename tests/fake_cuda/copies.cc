@@ -132,18 +132,19 @@ CUresult ask_copy(State& state, std::unique_lock<std::mutex>& lock, CUdevice con
   const CUresult result = look_up(state, copy, context, sides);
   if (result == CUDA_ERROR_ILLEGAL_ADDRESS) state.break_context(result);
   if (result != CUDA_SUCCESS) return result;
-  if (copy.kind == Copy::Kind::on_device) return ask(found, {copy, nullptr, 0, nullptr});
+  if (copy.kind == Copy::Kind::on_device) return ask(state, found, {copy, nullptr, 0, nullptr});
 
   const std::uintptr_t host = copy.kind == Copy::Kind::to_device ? copy.source : copy.destination;
   if (host == 0) return CUDA_ERROR_INVALID_VALUE;
   const HostMemory::Covered covered = state.host.covers(host, copy.size);
   if (covered == HostMemory::Covered::part) return CUDA_ERROR_INVALID_VALUE;
-  if (covered == HostMemory::Covered::whole) return ask(found, {copy, nullptr, 0, nullptr});
+  if (covered == HostMemory::Covered::whole) return ask(state, found, {copy, nullptr, 0, nullptr});
 
   state.counters.add(Counter::pageable_copies, 1);
   copy.pageable = true;
   const auto ended = std::make_shared<CUresult>(CUDA_SUCCESS);
-  if (const CUresult asked = ask(found, {copy, nullptr, 0, ended}); asked != CUDA_SUCCESS) return asked;
+  if (const CUresult asked = ask(state, found, {copy, nullptr, 0, ended}); asked != CUDA_SUCCESS)
+    return asked;
   wait_for(lock, found);
   return *ended;
 }

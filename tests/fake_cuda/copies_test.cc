@@ -3,6 +3,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <thread>
+
 #include "tests/fake_cuda/fixture.h"
 
 namespace wcache::testing {
@@ -140,6 +142,42 @@ TEST_F(CopiesTest, FreeingWaitsForCopies) {
   ASSERT_EQ(cuda_.cuMemcpyHtoDAsync_v2(address_, staging_, kMiB, stream_), CUDA_SUCCESS);
   EXPECT_EQ(cuda_.cuMemFree_v2(address_), CUDA_SUCCESS);
   EXPECT_EQ(cuda_.cuStreamQuery(stream_), CUDA_SUCCESS);
+  EXPECT_EQ(counter("bytes_to_device"), kMiB);
+}
+
+TEST_F(CopiesTest, ADestroyedStreamDoesWhatItWasAskedAndIsWaitedFor) {
+  start_with_delay(100'000);
+  ASSERT_EQ(cuda_.cuMemcpyHtoDAsync_v2(address_, staging_, kMiB, stream_), CUDA_SUCCESS);
+  ASSERT_EQ(cuda_.cuStreamDestroy_v2(stream_), CUDA_SUCCESS);
+  EXPECT_EQ(cuda_.cuMemFree_v2(address_), CUDA_SUCCESS);
+  EXPECT_EQ(counter("bytes_to_device"), kMiB);
+}
+
+TEST_F(CopiesTest, ARestartWaitsForTheCopyOfADestroyedStream) {
+  start_with_delay(100'000);
+  ASSERT_EQ(cuda_.cuMemcpyHtoDAsync_v2(address_, staging_, kMiB, stream_), CUDA_SUCCESS);
+  ASSERT_EQ(cuda_.cuStreamDestroy_v2(stream_), CUDA_SUCCESS);
+  driver_.restart();
+  EXPECT_EQ(counter("bytes_to_device"), kMiB);
+  EXPECT_THAT(gpu_.leaks(getpid(), false), IsEmpty());
+}
+
+TEST_F(CopiesTest, ARestartLeavesAThreadThatWaitsForItsCopyWhatItNeeds) {
+  start_with_delay(0);
+  gpu_.hold_copies();
+  ASSERT_EQ(cuda_.cuMemcpyHtoDAsync_v2(address_, staging_, kMiB, stream_), CUDA_SUCCESS);
+  CUcontext context = nullptr;
+  ASSERT_EQ(cuda_.cuCtxGetCurrent(&context), CUDA_SUCCESS);
+  CUresult result = CUDA_ERROR_UNKNOWN;
+  std::thread waiting([&] {
+    ASSERT_EQ(cuda_.cuCtxSetCurrent(context), CUDA_SUCCESS);
+    result = cuda_.cuStreamSynchronize(stream_);
+  });
+  while (driver_.calls("cuStreamSynchronize") == 0) usleep(100);
+  gpu_.let_copies_go();
+  driver_.restart();
+  waiting.join();
+  EXPECT_EQ(result, CUDA_SUCCESS);
   EXPECT_EQ(counter("bytes_to_device"), kMiB);
 }
 

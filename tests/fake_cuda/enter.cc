@@ -14,20 +14,22 @@ namespace {
 std::atomic<pid_t> initialised_in = 0;
 
 State& current_state() {
-  std::unique_ptr<State>& state = driver().state;
-  if (!state || state->pid != getpid()) state = std::make_unique<State>(std::getenv("WCACHE_FAKE_CUDA_DIR"));
+  std::shared_ptr<State>& state = driver().state;
+  if (!state || state->pid != getpid()) state = std::make_shared<State>(std::getenv("WCACHE_FAKE_CUDA_DIR"));
   return *state;
 }
 
 /// As the end of the process does.
-void drop_everything(State& state, Lock& lock) {
-  wait_for_streams(state, lock);
+void drop_everything(State& state) {
   for (CUdevice device = 0; device < state.devices.count(); ++device) {
     destroy_streams_of(state, device);
     free_memory_of(state, device);
     release_host_memory_of(state, device);
     if (state.contexts.live.contains(device)) state.directory.remove_context(state.devices.place(device));
   }
+  state.contexts.live.clear();
+  state.addresses.regions.clear();
+  state.handles.clear();
 }
 
 }  // namespace
@@ -93,8 +95,11 @@ void wcache_fake_cuda_reset(void) {
 
 void wcache_fake_cuda_restart(void) {
   Lock lock(driver().mutex);
-  if (!driver().state) return;
-  drop_everything(*driver().state, lock);
+  const std::shared_ptr<State> state = driver().state;
+  if (!state) return;
+  wait_until_idle(*state, lock);
+  if (driver().state != state) return;  // another thread's restart was first
+  drop_everything(*state);
   driver().state = nullptr;
   initialised_in = 0;
 }

@@ -36,7 +36,8 @@ CUresult enter(Function function, Needs needs, Body body) noexcept {
     CUdevice device = 0;
     const CUresult result = begin(function, needs, device);
     if (result != CUDA_SUCCESS) return result;
-    return body(Call{*driver().state, lock, device});
+    const std::shared_ptr<State> state = driver().state;  // the call may wait, and the driver be restarted
+    return body(Call{*state, lock, device});
   } catch (const std::bad_alloc&) {
     return CUDA_ERROR_OUT_OF_MEMORY;
   } catch (...) {

@@ -22,8 +22,9 @@
 
 namespace wcache::fake_cuda {
 
-/// Everything the driver knows in one process. Guarded by Driver::mutex.
-struct State {
+/// Everything the driver knows in one process. Guarded by Driver::mutex. Calls and the threads of streams
+/// share it: a restart takes it from none that waits.
+struct State : std::enable_shared_from_this<State> {
   explicit State(const char* directory_path);
 
   const pid_t pid;
@@ -62,7 +63,7 @@ struct State {
 struct Driver {
   std::mutex mutex;
   std::condition_variable changed;  ///< an operation ended or came, or a stream was closed
-  std::unique_ptr<State> state;
+  std::shared_ptr<State> state;
 };
 Driver& driver();
 

@@ -2,6 +2,7 @@
 
 #include <signal.h>
 
+#include <algorithm>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -19,29 +20,31 @@ void finish(Stream& stream) {
   driver().changed.notify_all();
 }
 
-void run(const std::shared_ptr<Stream>& stream) {
+void run(State& state, const std::shared_ptr<Stream>& stream) {
   Lock lock(driver().mutex);
   for (;;) {
     driver().changed.wait(lock, [&] { return !stream->queue.empty() || stream->closed; });
-    if (stream->queue.empty()) return;
+    if (stream->queue.empty()) break;
     const Operation& operation = stream->queue.front();
     if (operation.event) {
       operation.event->done = std::max(operation.event->done, operation.record);
     } else {
-      const CUresult result = do_copy(*driver().state, lock, operation.copy, stream->context);
+      const CUresult result = do_copy(state, lock, operation.copy, stream->context);
       if (operation.result) *operation.result = result;
     }
     finish(*stream);
   }
+  std::erase(state.streams.ending, stream);
+  driver().changed.notify_all();
 }
 
 /// The process's signals are not for this thread to take.
-bool start_thread(const std::shared_ptr<Stream>& stream) {
+bool start_thread(State& state, const std::shared_ptr<Stream>& stream) {
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
-    std::thread([stream] { run(stream); }).detach();
+    std::thread([state = state.shared_from_this(), stream] { run(*state, stream); }).detach();
     stream->has_thread = true;
   } catch (const std::system_error&) {
   }
@@ -49,8 +52,9 @@ bool start_thread(const std::shared_ptr<Stream>& stream) {
   return stream->has_thread;
 }
 
-void close_stream(Stream& stream) {
-  stream.closed = true;
+void close_stream(State& state, const std::shared_ptr<Stream>& stream) {
+  stream->closed = true;
+  if (!stream->queue.empty()) state.streams.ending.push_back(stream);
   driver().changed.notify_all();
 }
 
@@ -74,8 +78,8 @@ std::shared_ptr<Stream> find_stream(State& state, CUstream stream, CUdevice cont
   return found == state.streams.streams.end() ? nullptr : found->second;
 }
 
-CUresult ask(const std::shared_ptr<Stream>& stream, Operation operation) {
-  if (!stream->has_thread && !start_thread(stream)) return CUDA_ERROR_OUT_OF_MEMORY;
+CUresult ask(State& state, const std::shared_ptr<Stream>& stream, Operation operation) {
+  if (!stream->has_thread && !start_thread(state, stream)) return CUDA_ERROR_OUT_OF_MEMORY;
   stream->queue.push_back(std::move(operation));
   ++stream->asked;
   driver().changed.notify_all();
@@ -87,22 +91,31 @@ void wait_for(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Stream>&
 }
 
 void wait_for_streams(State& state, std::unique_lock<std::mutex>& lock) {
-  std::vector<std::shared_ptr<Stream>> all;
+  std::vector<std::shared_ptr<Stream>> all = state.streams.ending;
   for (const auto& [handle, stream] : state.streams.streams) all.push_back(stream);
   for (const auto& [context, stream] : state.streams.null_streams) all.push_back(stream);
   for (const std::shared_ptr<Stream>& stream : all) wait_for(lock, stream);
+}
+
+void wait_until_idle(State& state, std::unique_lock<std::mutex>& lock) {
+  const auto is_idle = [](const auto& entry) { return entry.second->queue.empty(); };
+  driver().changed.wait(lock, [&] {
+    const Streams& streams = state.streams;
+    return streams.ending.empty() && std::ranges::all_of(streams.streams, is_idle) &&
+           std::ranges::all_of(streams.null_streams, is_idle);
+  });
 }
 
 void destroy_streams_of(State& state, CUdevice context) {
   Streams& streams = state.streams;
   std::erase_if(streams.streams, [&](const auto& entry) {
     if (entry.second->context != context) return false;
-    close_stream(*entry.second);
+    close_stream(state, entry.second);
     state.counters.add(Counter::streams, -1);
     return true;
   });
   if (const auto found = streams.null_streams.find(context); found != streams.null_streams.end()) {
-    close_stream(*found->second);
+    close_stream(state, found->second);
     streams.null_streams.erase(found);
   }
   std::erase_if(streams.event_contexts, [&](const auto& entry) {
@@ -140,7 +153,7 @@ CUresult synchronize_stream(State& state, std::unique_lock<std::mutex>& lock, CU
 CUresult destroy_stream(State& state, CUstream stream) {
   const auto found = state.streams.streams.find(stream);
   if (found == state.streams.streams.end()) return CUDA_ERROR_INVALID_HANDLE;
-  close_stream(*found->second);
+  close_stream(state, found->second);
   state.streams.streams.erase(found);
   state.counters.add(Counter::streams, -1);
   return CUDA_SUCCESS;
@@ -160,7 +173,7 @@ CUresult record_event(State& state, CUdevice context, CUevent event, CUstream st
   const std::shared_ptr<Event> found = find_event(state, event);
   const std::shared_ptr<Stream> on = find_stream(state, stream, context);
   if (!found || !on || state.streams.event_contexts[event] != on->context) return CUDA_ERROR_INVALID_HANDLE;
-  const CUresult result = ask(on, Operation{{}, found, found->recorded + 1, nullptr});
+  const CUresult result = ask(state, on, Operation{{}, found, found->recorded + 1, nullptr});
   if (result == CUDA_SUCCESS) ++found->recorded;
   return result;
 }

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 namespace wcache::fake_cuda {
 
@@ -50,17 +51,21 @@ struct Streams {
   std::map<CUevent, std::shared_ptr<Event>> events;
   std::map<CUevent, CUdevice> event_contexts;
   std::map<CUdevice, std::shared_ptr<Stream>> null_streams;  ///< by context
+  std::vector<std::shared_ptr<Stream>> ending;               ///< destroyed, with something left to do
 };
 
 /// Null for no such stream. 0, 1 and 2 are the default stream of `context`.
 std::shared_ptr<Stream> find_stream(State& state, CUstream stream, CUdevice context);
 
 /// Appends; 2 when the stream has no thread and can have none.
-CUresult ask(const std::shared_ptr<Stream>& stream, Operation operation);
+CUresult ask(State& state, const std::shared_ptr<Stream>& stream, Operation operation);
 
 /// Until all that was asked of the stream before the call is done. The lock is let go of meanwhile.
 void wait_for(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Stream>& stream);
+/// The same for every stream, destroyed ones too.
 void wait_for_streams(State& state, std::unique_lock<std::mutex>& lock);
+/// Until no stream has anything to do, whatever is asked for meanwhile.
+void wait_until_idle(State& state, std::unique_lock<std::mutex>& lock);
 void destroy_streams_of(State& state, CUdevice context);
 
 CUresult create_stream(State& state, CUdevice context, CUstream* stream, unsigned flags);
