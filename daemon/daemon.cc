@@ -42,9 +42,9 @@ int Stop::exit_code() const {
   return error ? wcache::exit_code(error->reason) : 0;
 }
 
-Daemon::Daemon(const DaemonOptions& options, const RunDir& run_dir, int signals,
-               std::optional<Connection> launcher, EventLoop& loop, spdlog::logger& log, Load load)
-    : options_(options),
+Daemon::Daemon(DaemonOptions options, const RunDir& run_dir, int signals, std::optional<Connection> launcher,
+               EventLoop& loop, spdlog::logger& log, Load load)
+    : options_(std::move(options)),
       run_dir_(run_dir),
       signals_(signals),
       loop_(loop),

@@ -45,8 +45,8 @@ class Daemon {
   /// What is different in tests. Called on the loading thread.
   using Load = std::function<Result<StoredEntry>(const LoadRequest&, const LoadEvents&, std::stop_token)>;
 
-  /// Borrows everything; `signals` is a signalfd whose signals mean: end.
-  Daemon(const DaemonOptions& options, const RunDir& run_dir, int signals, std::optional<Connection> launcher,
+  /// Borrows run_dir, signals, loop and log; `signals` is a signalfd whose signals mean: end.
+  Daemon(DaemonOptions options, const RunDir& run_dir, int signals, std::optional<Connection> launcher,
          EventLoop& loop, spdlog::logger& log, Load load);
 
   /// Until the end. A loading thread that hangs in a read of a dead disk is left behind: then the process
@@ -71,7 +71,7 @@ class Daemon {
   std::string device_uuid() const;
   RankStatus current_status() const;
 
-  const DaemonOptions& options_;
+  const DaemonOptions options_;
   const RunDir& run_dir_;
   int signals_;
   EventLoop& loop_;
