@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <new>
 #include <string>
 #include <thread>
 #include <utility>
@@ -59,7 +60,8 @@ void PinnedMemory::keep_pages() {
 
 void PinnedMemory::forget() {
   registered_.forget();
-  static_cast<void>(new Mapping(std::move(memory_)));
+  alignas(Mapping) std::byte kept[sizeof(Mapping)];
+  new (kept) Mapping(std::move(memory_));  // whose destructor is never called
 }
 
 Result<CudaOwned<CUstream>> make_stream(const CudaDriver& driver) {
