@@ -44,6 +44,7 @@ FakeKernel::FakeKernel(FileSystem& fs, std::uint32_t flags2) {
   fuse_args args = FUSE_ARGS_INIT(1, arguments.data());
   const fuse_lowlevel_ops operations = FileSystem::operations();
   session_ = fuse_session_new(&args, &operations, sizeof operations, &fs);
+  fuse_opt_free_args(&args);
   fuse_custom_io io{};
   io.writev = io_write;
   io.read = io_read;
