@@ -171,13 +171,12 @@ class WcachedOnCuda(unittest.TestCase):
         self.assertEqual(self.gpu.used_bytes(1), 0)
 
     def test_stopped_while_it_fills(self):
-        self.gpu.configure({"devices": 2, "copy_delay_us": 5000})
+        self.gpu.hold_copies()
         daemon = self.start()
-        end = time.monotonic() + WAIT
-        while self.gpu.counters(daemon.pid).get("calls.cuMemcpyHtoDAsync_v2", 0) == 0:
-            self.assertLess(time.monotonic(), end)
-            time.sleep(0.01)
-        self.end(daemon)
+        self.wait_called(daemon, "cuMemcpyHtoDAsync_v2")
+        daemon.send_signal(signal.SIGTERM)
+        self.gpu.let_copies_go()
+        self.assertEqual(daemon.wait(timeout=WAIT), 0)
         self.assertEqual(self.gpu.leaks(daemon.pid), {})
         self.assertEqual(self.gpu.used_bytes(1), 0)
 
