@@ -96,8 +96,9 @@ typedef struct wcache_tensor {
   uint64_t base_nbytes;
   int32_t device_type; /* WCACHE_DEVICE_TYPE_CPU, WCACHE_DEVICE_TYPE_CUDA */
   int32_t device;      /* CUDA's number for it in this process; WCACHE_DEVICE_HOST */
-  int32_t read_only;   /* 1: a write is a fault; 0: nothing stops a write, and it would spoil every process's
-                          tensor */
+  int32_t read_only;   /* 1: mapped for reading alone: in host memory a write is a fault, of a device the driver
+                          has accepted the mapping as such; 0: nothing stops a write, and it would spoil every
+                          process's tensor */
   uint32_t rank;
   const char* file;     /* relative to the entry's directory */
   uint64_t offset;      /* of the first byte in the file */
@@ -125,9 +126,13 @@ WCACHE_API wcache_reason wcache_open(const char* entry, const char* run_dir, con
 /* One more hold: as many wcache_close are needed. */
 WCACHE_API void wcache_hold(wcache_entry* entry);
 
-/* Lets one hold go; with the last one the memory is unmapped and the daemons are free to evict. A slab is
- * unmapped once everything that the process has asked of its device is done, which is waited for. NULL is
- * ignored. The error of the calling thread stays as it is. */
+/* Lets one hold go; with the last one the memory is unmapped and the daemons are free to evict. NULL is ignored.
+ * The error of the calling thread stays as it is.
+ *
+ * A slab of device memory is unmapped once everything that the process has asked of its device is done: the call
+ * waits for that, however long it takes (cuCtxSynchronize), and others go on meanwhile. Where the driver does not
+ * let it wait, as while another thread captures a graph (which such a call may spoil), the slab stays mapped, and
+ * the next call that maps another slab or lets the last use of one go tries again. */
 WCACHE_API void wcache_close(wcache_entry* entry);
 
 WCACHE_API wcache_reason wcache_entry_info(const wcache_entry* entry, wcache_info* out);
@@ -153,7 +158,8 @@ WCACHE_API wcache_reason wcache_tensor_find_bytes(const wcache_entry* entry, con
                                                   size_t name_nbytes, wcache_tensor* out);
 
 /* Copies bytes of a tensor, `offset` bytes from its start, into host memory, wherever it is. WCACHE_INVALID
- * for bytes beyond its end. From a device: on a stream of the call's own, which is waited for. */
+ * for bytes beyond its end. From a device: on a stream of the call's own, by way of pinned memory of its own (4 MiB
+ * at most). WCACHE_TIMEOUT: the device did not copy so much in 30 seconds; `out` is not written after that. */
 WCACHE_API wcache_reason wcache_read(const wcache_entry* entry, size_t number, uint64_t offset, void* out,
                                      uint64_t nbytes);
 

@@ -41,6 +41,9 @@ class CurrentContext {
   /// For giving things back, which goes on whether or not the driver lets it in.
   static CurrentContext enter_to_clean(const CudaContext& context);
 
+  /// Whether the driver let it in.
+  explicit operator bool() const { return static_cast<bool>(current_); }
+
   /// Says so when the driver refuses, which the destructor cannot.
   Status leave();
 

@@ -62,6 +62,9 @@ Error cannot_start(const CudaDriver& driver, const std::string& file, CUresult r
   Error error = cuda_error(driver, "starting the CUDA driver", result);
   error.reason = Reason::unsupported;
   error.hint = std::string("see nvidia-smi, or ") + kFallBack;
+  if (result != CUDA_ERROR_NOT_INITIALIZED) return error;
+  error.message += "; as it is in a process made by fork(2) after its parent had used CUDA (as torch does)";
+  error.hint = std::string("start processes anew: multiprocessing's \"spawn\"; else ") + error.hint;
   return error;
 }
 

@@ -2,8 +2,12 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <mutex>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -12,6 +16,7 @@
 #include "daemon/memory/cuda/driver.h"
 #include "daemon/memory/cuda/owned.h"
 #include "daemon/memory/cuda/slabs.h"
+#include "daemon/memory/cuda/timed_copy.h"
 
 namespace wcache {
 namespace {
@@ -72,14 +77,10 @@ Result<CudaDevice> visible_device(const CudaDriver& driver, const std::string& u
                                        device.error().hint);
 }
 
-/// By a stream of its own; the context is current.
-Status copy_from_device(const CudaDriver& driver, CUdeviceptr from, std::span<std::byte> out) {
-  const auto check = [&](CUresult result) { return cuda_check(driver, "copying from the device", result); };
-  CUstream made = nullptr;
-  if (Status s = check(driver.cuStreamCreate(&made, CU_STREAM_NON_BLOCKING)); !s) return s;
-  CudaOwned<CUstream> stream(made, [&driver](CUstream s) { return driver.cuStreamDestroy(s); });
-  if (Status s = check(driver.cuMemcpyDtoHAsync(out.data(), from, out.size(), made)); !s) return s;
-  return check(driver.cuStreamSynchronize(made));
+Error forked() {
+  return Error{Reason::unsupported,
+               "this process was made by fork(2) after its parent had used CUDA, which cannot be used in it",
+               "start processes anew: multiprocessing's \"spawn\""};
 }
 
 }  // namespace
@@ -90,21 +91,47 @@ struct MappedSlab {
   std::string device_uuid;
   std::uint64_t nbytes = 0;
   int ordinal = 0;
-  std::size_t uses = 0;
   CudaContext context;
   std::optional<SlabMapping> mapping;  // cuda-vmm
   CudaOwned<CUdeviceptr> opened;       // cuda-ipc
+  std::unique_ptr<TimedCopies> copies;
+
+  // Of ImportedSlabs::Process, under its mutex.
+  ImportedSlabs::Process* home = nullptr;
+  std::size_t uses = 0;
+  std::uint64_t times_unused = 0;  ///< how often `uses` has become 0
+  bool waited_for = false;         ///< a thread that let it go waits for the device
 
   static Result<std::unique_ptr<MappedSlab>> map(std::shared_ptr<const CudaDriver> driver,
-                                                 const OfferedSlab& offer);
+                                                 const OfferedSlab& offer,
+                                                 std::chrono::milliseconds patience);
   CUdeviceptr address() const { return mapping ? mapping->address() : opened.get(); }
   /// Waits for what the process has asked of the device: a kernel may still read the slab, and unmapping does
-  /// not wait. The current context is left as it is.
+  /// not wait. False: nobody knows whether it is done.
+  bool wait() const;
+  /// After wait(). The current context is left as it is.
   void unmap();
 };
 
+/// What one process has. A process made by fork(2) begins with nothing, whatever its parent held and was
+/// about to do at that moment, locks included.
+struct ImportedSlabs::Process {
+  explicit Process(int number) : pid(number) {}
+  ~Process();
+  /// Unmaps what nobody uses, all that can be; `lock` is open while it waits.
+  void unmap_unused(std::unique_lock<std::mutex>& lock);
+
+  const int pid;
+  std::atomic<bool> started = false;  ///< the driver is there, or is being started
+
+  std::mutex mutex;  // guards what follows; held while the driver maps, never while anybody waits for a device
+  std::shared_ptr<const CudaDriver> driver;
+  std::map<std::string, std::unique_ptr<MappedSlab>> mapped;
+};
+
 Result<std::unique_ptr<MappedSlab>> MappedSlab::map(std::shared_ptr<const CudaDriver> driver,
-                                                    const OfferedSlab& offer) {
+                                                    const OfferedSlab& offer,
+                                                    std::chrono::milliseconds patience) {
   const Result<CudaDevice> device = visible_device(*driver, offer.device_uuid);
   if (!device) return fail(device.error());
   Result<CudaContext> context = CudaContext::retain(*driver, *device);
@@ -114,10 +141,10 @@ Result<std::unique_ptr<MappedSlab>> MappedSlab::map(std::shared_ptr<const CudaDr
                                                   offer.device_uuid,
                                                   offer.nbytes,
                                                   device->ordinal,
-                                                  0,
                                                   std::move(*context),
                                                   {},
-                                                  {}});
+                                                  {},
+                                                  std::make_unique<TimedCopies>(*driver, patience)});
   const Result<CurrentContext> current = CurrentContext::enter(slab->context);
   if (!current) return fail(current.error());
   if (offer.handle) {
@@ -133,18 +160,29 @@ Result<std::unique_ptr<MappedSlab>> MappedSlab::map(std::shared_ptr<const CudaDr
   return slab;
 }
 
+bool MappedSlab::wait() const {
+  const CurrentContext current = CurrentContext::enter_to_clean(context);
+  if (!current) return false;
+  for (int i = 0; i < 2; ++i) {
+    const CUresult waited = driver->cuCtxSynchronize();
+    // Nothing is queued in a context that is gone.
+    if (waited == CUDA_SUCCESS || waited == CUDA_ERROR_CONTEXT_IS_DESTROYED) return true;
+  }
+  return false;
+}
+
 void MappedSlab::unmap() {
   const CurrentContext current = CurrentContext::enter_to_clean(context);
-  driver->cuCtxSynchronize();
+  copies.reset();
   mapping.reset();
   opened.reset();
 }
 
 ImportedSlab::ImportedSlab(ImportedSlab&& other) noexcept
-    : table_(other.table_), mapped_(std::exchange(other.mapped_, nullptr)) {}
+    : mapped_(std::exchange(other.mapped_, nullptr)) {}
 
 ImportedSlab::~ImportedSlab() {
-  if (mapped_ != nullptr) table_->let_go(*mapped_);
+  if (mapped_ != nullptr) ImportedSlabs::let_go(*mapped_);
 }
 
 int ImportedSlab::ordinal() const {
@@ -168,68 +206,111 @@ Status ImportedSlab::read(std::uint64_t offset, std::span<std::byte> out) const 
   if (out.empty()) return {};
   const Result<CurrentContext> current = CurrentContext::enter(slab.context);
   if (!current) return fail(current.error());
-  return copy_from_device(*slab.driver, slab.address() + offset, out);
+  return slab.copies->copy(slab.address() + offset, out);
 }
 
-ImportedSlabs::ImportedSlabs(LoadDriver load) : load_(std::move(load)) {}
+ImportedSlabs::Process::~Process() {
+  std::unique_lock lock(mutex);
+  unmap_unused(lock);
+  for (auto& [key, kept] : mapped) static_cast<void>(kept.release());  // the device may still read it
+}
 
-ImportedSlabs::~ImportedSlabs() = default;
+void ImportedSlabs::Process::unmap_unused(std::unique_lock<std::mutex>& lock) {
+  std::set<const MappedSlab*> kept;
+  for (;;) {
+    const auto row = std::find_if(mapped.begin(), mapped.end(), [&](const auto& one) {
+      return one.second->uses == 0 && !one.second->waited_for && !kept.contains(one.second.get());
+    });
+    if (row == mapped.end()) return;
+    MappedSlab& slab = *row->second;
+    const std::uint64_t before = slab.times_unused;
+    slab.waited_for = true;  // the row stays where it is
+    lock.unlock();
+    const bool done = slab.wait();
+    lock.lock();
+    slab.waited_for = false;
+    if (!done) kept.insert(&slab);
+    // Used again, or used and let go again: by work that was not waited for.
+    if (!done || slab.uses > 0 || slab.times_unused != before) continue;
+    std::unique_ptr<MappedSlab> last = std::move(row->second);
+    mapped.erase(row);
+    lock.unlock();
+    last->unmap();
+    last.reset();
+    lock.lock();
+  }
+}
 
-Status ImportedSlabs::load_driver() {
-  if (driver_ && pid_ != getpid())
-    return fail(Reason::unsupported,
-                "this process was made by fork(2) after its parent had used CUDA, which cannot be used in it",
-                "start processes anew: multiprocessing's \"spawn\"");
-  if (driver_) return {};
+ImportedSlabs::ImportedSlabs(LoadDriver load, std::chrono::milliseconds patience)
+    : load_(std::move(load)), patience_(patience), process_(new Process(getpid())) {}
+
+ImportedSlabs::~ImportedSlabs() {
+  // That of a parent is never dropped: a thread of the parent's may have held its lock.
+  if (Process* const own = process_.load(); own->pid == getpid()) delete own;
+}
+
+Result<ImportedSlabs::Process*> ImportedSlabs::this_process() {
+  Process* known = process_.load();
+  if (known->pid == getpid()) return known;
+  if (known->started) return fail(forked());
+  auto own = std::make_unique<Process>(getpid());
+  if (process_.compare_exchange_strong(known, own.get())) return own.release();
+  return known;  // another thread's of this process
+}
+
+Status ImportedSlabs::load_driver(Process& process) {
+  if (process.driver) return {};
+  process.started = true;
   Result<std::shared_ptr<const CudaDriver>> driver = load_();
+  process.started = driver.has_value();
   if (!driver) return fail(std::move(driver.error()));
-  driver_ = std::move(*driver);
-  pid_ = getpid();
+  process.driver = std::move(*driver);
   return {};
 }
 
 Result<ImportedSlab> ImportedSlabs::import(const OfferedSlab& offer) {
-  const std::lock_guard lock(mutex_);
-  if (Status loaded = load_driver(); !loaded) {
-    loaded.error().message = title_of(offer) + ": " + loaded.error().message;
-    return fail(std::move(loaded.error()));
+  const auto refuse = [&](Error error) {
+    error.message = title_of(offer) + ": " + error.message;
+    return fail(std::move(error));
+  };
+  const Result<Process*> process = this_process();
+  if (!process) return refuse(process.error());
+  Process& own = **process;
+  std::unique_lock lock(own.mutex);
+  if (Status loaded = load_driver(own); !loaded) return refuse(std::move(loaded.error()));
+  auto row = own.mapped.find(key_of(offer));
+  if (row == own.mapped.end()) {
+    own.unmap_unused(lock);
+    row = own.mapped.find(key_of(offer));
   }
-  const auto known = mapped_.find(key_of(offer));
-  if (known != mapped_.end()) {
-    MappedSlab& mapped = *known->second;
-    if (mapped.nbytes != offer.nbytes || mapped.device_uuid != offer.device_uuid)
-      return fail(Reason::corrupt, title_of(offer) + " is mapped already, as " +
-                                       std::to_string(mapped.nbytes) + " bytes on " + mapped.device_uuid);
-    ++mapped.uses;
-    return ImportedSlab(*this, mapped);
+  if (row == own.mapped.end()) {
+    Result<std::unique_ptr<MappedSlab>> mapped = MappedSlab::map(own.driver, offer, patience_);
+    if (!mapped) return refuse(std::move(mapped.error()));
+    (*mapped)->home = &own;
+    row = own.mapped.emplace((*mapped)->key, std::move(*mapped)).first;
   }
-  Result<std::unique_ptr<MappedSlab>> mapped = MappedSlab::map(driver_, offer);
-  if (!mapped) {
-    mapped.error().message = title_of(offer) + ": " + mapped.error().message;
-    return fail(std::move(mapped.error()));
-  }
-  MappedSlab& row = *mapped_.emplace((*mapped)->key, std::move(*mapped)).first->second;
-  row.uses = 1;
-  return ImportedSlab(*this, row);
+  MappedSlab& slab = *row->second;
+  if (slab.nbytes != offer.nbytes || slab.device_uuid != offer.device_uuid)
+    return fail(Reason::corrupt, title_of(offer) + " is mapped already, as " + std::to_string(slab.nbytes) +
+                                     " bytes on " + slab.device_uuid);
+  ++slab.uses;
+  return ImportedSlab(slab);
 }
 
 bool ImportedSlabs::visible(const std::string& device_uuid) {
-  const std::lock_guard lock(mutex_);
-  return load_driver() && find_cuda_device(*driver_, device_uuid);
+  const Result<Process*> process = this_process();
+  if (!process) return false;
+  const std::lock_guard lock((*process)->mutex);
+  return load_driver(**process) && find_cuda_device(*(*process)->driver, device_uuid);
 }
 
-void ImportedSlabs::let_go(MappedSlab& mapped) {
-  const std::lock_guard lock(mutex_);
-  if (--mapped.uses > 0) return;
-  const auto row = mapped_.find(mapped.key);
-  std::unique_ptr<MappedSlab> last = std::move(row->second);
-  mapped_.erase(row);
+void ImportedSlabs::let_go(MappedSlab& slab) {
   // A child made by fork(2) has no mapping, and the driver does not work in it.
-  if (pid_ != getpid()) {
-    (void)last.release();
-    return;
-  }
-  last->unmap();
+  if (slab.home->pid != getpid()) return;
+  std::unique_lock lock(slab.home->mutex);
+  if (--slab.uses > 0) return;
+  ++slab.times_unused;
+  slab.home->unmap_unused(lock);
 }
 
 ImportedSlabs::LoadDriver machine_driver() {

@@ -1,11 +1,11 @@
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -31,8 +31,10 @@ struct OfferedSlab {
   bool same_pid_namespace = true;
 };
 
-/// One use of a slab that is mapped into this process. The mapping goes with the last use. Move-only; what is
-/// asked of it may be asked from several threads at once.
+/// One use of a slab that is mapped into this process. The mapping goes with the last use, which waits for
+/// what the process has asked of the device. Where that cannot be waited for, as while another thread captures
+/// a graph, the slab stays mapped, and the next import of a slab that is not mapped and the next last use of
+/// any try again. Move-only; what is asked of it may be asked from several threads at once.
 class ImportedSlab {
  public:
   ImportedSlab(ImportedSlab&& other) noexcept;
@@ -43,16 +45,16 @@ class ImportedSlab {
   int ordinal() const;       ///< of the device, as this process's driver counts
   const void* data() const;  ///< an address on the device, the same for every use
   std::uint64_t nbytes() const;
-  bool read_only()
-      const;  ///< false: the driver has no read-only mapping of it; it must not be written all the same
+  /// The driver took a read-only mapping of it. False: it must not be written all the same.
+  bool read_only() const;
 
-  /// Copies from the device; returns when the bytes are there. A range beyond the slab is `invalid`.
+  /// Copies from the device; returns when the bytes are there. A range beyond the slab is `invalid`. timeout:
+  /// the device has not answered; nothing is written into `out` after that.
   Status read(std::uint64_t offset, std::span<std::byte> out) const;
 
  private:
   friend class ImportedSlabs;
-  ImportedSlab(ImportedSlabs& table, MappedSlab& mapped) : table_(&table), mapped_(&mapped) {}
-  ImportedSlabs* table_;
+  explicit ImportedSlab(MappedSlab& mapped) : mapped_(&mapped) {}
   MappedSlab* mapped_;  // null: moved from
 };
 
@@ -64,7 +66,8 @@ class ImportedSlabs {
   using LoadDriver = std::function<Result<std::shared_ptr<const CudaDriver>>()>;
 
   /// `load` is called by the first call of import or visible, again while it fails, and never without one.
-  explicit ImportedSlabs(LoadDriver load);
+  /// `patience`: how long the device may take for 4 MiB of a read.
+  explicit ImportedSlabs(LoadDriver load, std::chrono::milliseconds patience = std::chrono::seconds(30));
   ~ImportedSlabs();
 
   /// Maps a slab in the primary context of its device, which is that of the CUDA runtime and of torch; the
@@ -83,14 +86,15 @@ class ImportedSlabs {
 
  private:
   friend class ImportedSlab;
-  Status load_driver();
-  void let_go(MappedSlab& mapped);
+  friend struct MappedSlab;
+  struct Process;
+  Result<Process*> this_process();
+  Status load_driver(Process& process);
+  static void let_go(MappedSlab& slab);
 
   const LoadDriver load_;
-  std::mutex mutex_;  // guards what follows, and is held while the driver maps and unmaps
-  std::shared_ptr<const CudaDriver> driver_;
-  int pid_ = 0;  // in which the driver was started
-  std::map<std::string, std::unique_ptr<MappedSlab>> mapped_;
+  const std::chrono::milliseconds patience_;
+  std::atomic<Process*> process_;  // of this process, or of the one it was forked from
 };
 
 /// A table that loads the driver of this machine (cuda_driver_file).

@@ -1,7 +1,6 @@
 // Slabs of other processes, mapped into this one, on a fake machine (tests/fake_cuda).
 #include "daemon/memory/cuda/import.h"
 
-#include <dirent.h>
 #include <gmock/gmock.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -13,8 +12,8 @@
 #include <thread>
 #include <utility>
 
-#include "daemon/memory/cuda/load.h"
-#include "tests/fake_cuda/fixture.h"
+#include "tests/support/descriptors.h"
+#include "tests/unit/daemon/memory/cuda/import_fixture.h"
 
 namespace wcache {
 namespace {
@@ -31,48 +30,6 @@ class Visible {
  public:
   explicit Visible(const std::string& devices) { setenv("CUDA_VISIBLE_DEVICES", devices.c_str(), 1); }
   ~Visible() { unsetenv("CUDA_VISIBLE_DEVICES"); }
-};
-
-std::size_t open_descriptors() {
-  DIR* const directory = opendir("/proc/self/fd");
-  std::size_t count = 0;
-  while (readdir(directory) != nullptr) ++count;
-  closedir(directory);
-  return count;
-}
-
-class Import : public testing::FakeCudaTest {
- protected:
-  static constexpr std::size_t kNbytes = 2 * kGranularity;
-
-  static std::string uuid(int device) { return "GPU-" + FakeGpu::default_uuid(device); }
-
-  OfferedSlab offer_of(const ChildProcess& child, std::size_t nbytes = kNbytes) const {
-    OfferedSlab offer;
-    offer.device_uuid = uuid(0);
-    offer.instance = "instance of " + std::to_string(child.pid());
-    offer.nbytes = nbytes;
-    offer.fd = child.fd();
-    if (child.fd() >= 0) return offer;
-    std::memcpy(offer.handle.emplace().data(), &child.report().handle, sizeof(DeviceHandle));
-    return offer;
-  }
-
-  static std::vector<unsigned char> read(const ImportedSlab& slab, std::uint64_t offset, std::size_t nbytes) {
-    std::vector<unsigned char> bytes(nbytes);
-    const Status done = slab.read(offset, std::as_writable_bytes(std::span(bytes)));
-    EXPECT_TRUE(done) << done.error().message;
-    return bytes;
-  }
-
-  static Error error_of(Result<ImportedSlab> import) {
-    EXPECT_FALSE(import);
-    return import ? Error{} : import.error();
-  }
-
-  std::vector<std::string> leaks() const { return gpu_.leaks(getpid()); }
-
-  ImportedSlabs slabs_{machine_driver()};
 };
 
 class ImportOfKind : public Import, public ::testing::WithParamInterface<const char*> {
@@ -308,7 +265,8 @@ bool may_fail(std::string_view function) {
         "cuMemSetAccess",      // read-only access has a substitute
         // Letting go is tried twice, and goes on without what it would rather have.
         "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2", "cuCtxSynchronize", "cuStreamDestroy_v2", "cuMemUnmap",
-        "cuMemAddressFree", "cuIpcCloseMemHandle", "cuDevicePrimaryCtxRelease_v2"})
+        "cuMemAddressFree", "cuIpcCloseMemHandle", "cuDevicePrimaryCtxRelease_v2", "cuEventDestroy_v2",
+        "cuMemHostUnregister"})
     if (function == name) return true;
   return false;
 }
@@ -336,12 +294,12 @@ TEST_P(ImportOfKind, LeavesNothingWhicheverCallFails) {
                {2, {Reason::over_budget, Reason::unsupported}},
                {801, {Reason::unsupported}}}) {
         SCOPED_TRACE(std::string(function) + " " + std::to_string(call) + ": " + std::to_string(code));
-        const std::size_t descriptors = open_descriptors();
+        const std::size_t descriptors = test::open_descriptors();
         gpu_.enter_here(std::string(function) + ":" + std::to_string(call) + "=" + std::to_string(code));
         const Status done = import_and_read();
         ++tried;
         EXPECT_THAT(leaks(), IsEmpty());
-        EXPECT_EQ(open_descriptors(), descriptors);
+        EXPECT_EQ(test::open_descriptors(), descriptors);
         if (done) {
           EXPECT_TRUE(may_fail(function));
         } else {
