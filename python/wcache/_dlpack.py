@@ -1,7 +1,6 @@
 """DLPack 1.1 by ctypes: memory of an entry as the capsules that frameworks take. Private."""
 
 import ctypes
-import threading
 import typing
 
 READ_ONLY = 1  # a flag of a versioned capsule
@@ -38,21 +37,19 @@ class ManagedVersioned(ctypes.Structure):
                 ("deleter", ctypes.c_void_p), ("flags", ctypes.c_uint64), ("dl_tensor", Tensor)]
 
 
-# What a consumer has been given and not let go: address of the structure -> all that it points to, and the owner. The
-# lock is for Pythons without a global one.
+# What a consumer has been given and not let go: address of the structure -> all that it points to, and the owner. A
+# dictionary's own operations are whole for threads, in Pythons without a global lock too. A lock around them would be
+# waited for for ever where the garbage collector ends a tensor in the thread that holds it.
 _given: typing.Dict[int, tuple] = {}
-_lock = threading.Lock()
 
 _Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _Destructor = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 
 
 @_Deleter
-def _delete(address, given=_given, lock=_lock):
-    """Called by the consumer, once, from whatever thread its last reference ends in."""
-    with lock:
-        kept = given.pop(address, None)
-    del kept  # outside of the lock: it may be what lets the entry go
+def _delete(address, given=_given):
+    """Called by the consumer, once, from whatever thread its last reference ends in, and at any moment of it."""
+    given.pop(address, None)
 
 
 # The capsule keeps a pointer to its name.
@@ -103,8 +100,7 @@ def capsule(address: int, shape: typing.Sequence[int], dtype: typing.Tuple[int, 
     if isinstance(managed, ManagedVersioned):
         managed.major, managed.minor, managed.flags = 1, 1, READ_ONLY if read_only else 0
     where = ctypes.addressof(managed)
-    with _lock:
-        _given[where] = (managed, sizes, strides, owner)
+    _given[where] = (managed, sizes, strides, owner)
     return _new(where, _NAME_VERSIONED if versioned else _NAME, ctypes.cast(_destroy, ctypes.c_void_p))
 
 

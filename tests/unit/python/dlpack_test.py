@@ -93,6 +93,39 @@ class Capsules(unittest.TestCase):
         self.assertNotIn(threading.get_ident(), self.gone)
         self.assertEqual(_dlpack._given, {})
 
+    def test_the_deleter_may_be_called_by_the_garbage_collector_at_any_moment(self):
+        """As when a tensor in a cycle of references ends while another is made, in the same thread."""
+        class Garbage(dict):
+            """What is given, with a collection in the middle of each change."""
+
+            def __setitem__(self, address, kept):
+                cycle = [Ending(deleters.pop())]
+                cycle.append(cycle)
+                del cycle
+                gc.collect()
+                dict.__setitem__(given, address, kept)
+
+        class Ending:
+            def __init__(self, delete):
+                self.delete = delete
+
+            def __del__(self):
+                self.delete()
+
+        deleters = [self.consume(self.make(), _dlpack.Managed, b"dltensor", USED)]
+        given, _dlpack._given = _dlpack._given, Garbage()
+        made = []
+        thread = threading.Thread(target=lambda: made.append(self.make()), daemon=True)
+        try:
+            thread.start()
+            thread.join(30)
+        finally:
+            _dlpack._given = given
+        self.assertEqual(len(made), 1, "it waits for itself")
+        self.assertEqual(len(self.gone), 1)
+        made.clear()
+        self.assertEqual((len(self.gone), given), (2, {}))
+
     def test_a_scalar(self):
         capsule = _dlpack.capsule(64, (), (2, 32), (1, 0), None)
         tensor = _dlpack.Managed.from_address(pointer_of(capsule, b"dltensor")).dl_tensor
