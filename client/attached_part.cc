@@ -6,7 +6,6 @@
 #include <cstring>
 #include <utility>
 
-#include "client/entry_ref.h"
 #include "core/format.h"
 #include "core/sealed.h"
 
@@ -18,24 +17,9 @@ std::string command_of_this_process() {
   return program_invocation_name;
 }
 
-/// Where a rank is attached to, and as what.
-struct Door {
-  std::string socket;
-  AttachRequest request;
-};
-
-Result<Door> door_of(const GroupStatus& group, const RankStatus& rank, const std::string& mount_socket) {
-  if (rank.state != State::orphaned) return Door{rank.socket, {}};
-  if (rank.ipc_kind == "cuda-ipc")
-    return fail(Reason::not_running,
-                "the daemon of " + title_of(group) + " has died, and its memory on the device with it",
-                "preload it again; --ipc vmm lets memory outlive its daemon");
-  return Door{mount_socket, {group.role, group.fingerprint, rank.rank}};
-}
-
-Status check_belongs(const GroupStatus& group, const ManifestView& manifest, const Attachment& attachment) {
-  const std::string title = group.role + "/" + group.fingerprint;
-  if (manifest.role() != group.role || to_hex(manifest.fingerprint()) != group.fingerprint)
+Status check_belongs(const ExactEntry& entry, const ManifestView& manifest, const Attachment& attachment) {
+  const std::string title = entry.role + "/" + entry.fingerprint;
+  if (manifest.role() != entry.role || to_hex(manifest.fingerprint()) != entry.fingerprint)
     return fail(Reason::mismatch, "the daemon of " + title + " handed out " + printable(manifest.role()) +
                                       "/" + to_hex(manifest.fingerprint()));
   const Placement placement = manifest.placement();
@@ -62,15 +46,12 @@ bool in_this_pid_namespace(Client& daemon) {
 
 }  // namespace
 
-Result<std::unique_ptr<AttachedPart>> AttachedPart::attach(const GroupStatus& group, const RankStatus& rank,
-                                                           const std::string& mount_socket,
+Result<std::unique_ptr<AttachedPart>> AttachedPart::attach(const ExactEntry& entry, const Door& door,
                                                            ImportedSlabs& slabs, Deadline deadline) {
-  const Result<Door> door = door_of(group, rank, mount_socket);
-  if (!door) return fail(door.error());
-  Result<Client> client = Client::connect(door->socket, Purpose::client, command_of_this_process(), deadline);
+  Result<Client> client = Client::connect(door.socket, Purpose::client, command_of_this_process(), deadline);
   if (!client) return fail(std::move(client.error()));
   const bool here = in_this_pid_namespace(*client);
-  Result<Attachment> attachment = client->attach(deadline, door->request);
+  Result<Attachment> attachment = client->attach(deadline, door.request);
   if (!attachment) return fail(std::move(attachment.error()));
   if (Status sealed = check_sealed(attachment->manifest.get(), attachment->manifest_nbytes); !sealed)
     return fail(sealed.error().reason, "the manifest: " + sealed.error().message);
@@ -79,7 +60,7 @@ Result<std::unique_ptr<AttachedPart>> AttachedPart::attach(const GroupStatus& gr
   if (!bytes) return fail(std::move(bytes.error()));
   const Result<ManifestView> manifest = ManifestView::open(bytes->bytes());
   if (!manifest) return fail(manifest.error());
-  if (Status belongs = check_belongs(group, *manifest, *attachment); !belongs)
+  if (Status belongs = check_belongs(entry, *manifest, *attachment); !belongs)
     return fail(std::move(belongs.error()));
 
   std::unique_ptr<AttachedPart> part(
@@ -93,19 +74,23 @@ Result<std::unique_ptr<AttachedPart>> AttachedPart::attach(const GroupStatus& gr
 
 Status AttachedPart::take_images(std::vector<Fd> fds) {
   std::size_t next = 0;
+  images_.reserve(manifest_.file_count());
   for (std::size_t row = 0; row < manifest_.file_count(); ++row) {
     const std::optional<ManifestView::File> file = manifest_.file(row);
     if (!file) return fail(Reason::corrupt, "file " + std::to_string(row) + " of the manifest is damaged");
-    Image& image = *images_.emplace_back(std::make_unique<Image>());
+    Image& image = images_.emplace_back();
     image.name = file->name;
-    image.nbytes = file->nbytes;
     if (manifest_.on_device(*file)) continue;
     if (next == fds.size())
       return fail(Reason::corrupt, "the daemon sent " + std::to_string(fds.size()) +
                                        " files, its manifest lists more of them");
-    image.fd = std::move(fds[next++]);
-    if (Status sealed = check_sealed(image.fd.get(), file->nbytes); !sealed)
+    const Fd fd = std::move(fds[next++]);
+    if (Status sealed = check_sealed(fd.get(), file->nbytes); !sealed)
       return fail(sealed.error().reason, printable(file->name) + ": " + sealed.error().message);
+    Result<Mapping> mapping =
+        Mapping::map(fd.get(), file->nbytes, PROT_READ, MAP_SHARED, printable(file->name));
+    if (!mapping) return fail(std::move(mapping.error()));
+    image.mapping = std::move(*mapping);
   }
   if (next == fds.size()) return {};
   return fail(Reason::corrupt, "the daemon sent " + std::to_string(fds.size()) +
@@ -124,82 +109,64 @@ void AttachedPart::take_slabs(Attachment& attachment) {
   }
 }
 
-Result<const std::byte*> AttachedPart::data_of(Image& image) {
-  if (const std::byte* data = image.data.load(std::memory_order_acquire); data != nullptr) return data;
-  const std::lock_guard lock(image.mutex);
-  if (image.mapping.data() == nullptr) {
-    Result<Mapping> mapping =
-        Mapping::map(image.fd.get(), image.nbytes, PROT_READ, MAP_SHARED, printable(image.name));
-    if (!mapping) return fail(std::move(mapping.error()));
-    image.mapping = std::move(*mapping);
-    image.fd.reset();
-    image.data.store(image.mapping.data(), std::memory_order_release);
-  }
-  return image.mapping.data();
-}
-
 Result<const ImportedSlab*> AttachedPart::imported(std::size_t number) const {
   if (number >= slabs_.size())
     return fail(Reason::corrupt, "a tensor is in slab " + std::to_string(number) + ", there are " +
                                      std::to_string(slabs_.size()));
   Slab& slab = *slabs_[number];
-  if (const ImportedSlab* there = slab.imported.load(std::memory_order_acquire); there != nullptr)
-    return there;
-  const std::lock_guard lock(slab.mutex);
-  if (!slab.import) {
-    OfferedSlab offer;
-    offer.device_uuid = placement_.device_uuid;
-    offer.instance = instance_;
-    offer.slab = static_cast<std::uint32_t>(number);
-    offer.nbytes = manifest_.slab_nbytes(number);
-    offer.fd = slab.fd.get();
-    offer.handle = slab.handle;
-    offer.same_pid_namespace = same_pid_namespace_;
-    Result<ImportedSlab> import = imported_.import(offer);
-    if (!import) return fail(std::move(import.error()));
-    slab.import.emplace(std::move(*import));
-    slab.fd.reset();
-    slab.imported.store(&*slab.import, std::memory_order_release);
-  }
-  return &*slab.import;
+  const ImportedSlab* there = slab.imported.load(std::memory_order_acquire);
+  if (there != nullptr) return there;
+  OfferedSlab offer;
+  offer.device_uuid = placement_.device_uuid;
+  offer.instance = instance_;
+  offer.slab = static_cast<std::uint32_t>(number);
+  offer.nbytes = manifest_.slab_nbytes(number);
+  offer.fd = slab.fd.get();
+  offer.handle = slab.handle;
+  offer.same_pid_namespace = same_pid_namespace_;
+  Result<ImportedSlab> import = imported_.import(offer);
+  if (!import) return fail(std::move(import.error()));
+  auto own = std::make_unique<const ImportedSlab>(std::move(*import));
+  if (slab.imported.compare_exchange_strong(there, own.get(), std::memory_order_acq_rel))
+    return own.release();
+  return there;  // another thread's use of the same mapping
 }
 
-Result<ManifestView::Tensor> AttachedPart::row_of(std::size_t row) const {
+Result<AttachedTensor> AttachedPart::describe(std::size_t row) const {
   const std::optional<ManifestView::Tensor> found = manifest_.tensor(row);
   if (!found) return fail(Reason::corrupt, "row " + std::to_string(row) + " of the tensor table is damaged");
-  return *found;
-}
-
-Result<AttachedTensor> AttachedPart::tensor(std::size_t row) const {
-  const Result<ManifestView::Tensor> found = row_of(row);
-  if (!found) return fail(found.error());
-  Image& image = *images_[found->file];
+  const Image& image = images_[found->file];
   AttachedTensor tensor;
   tensor.row = *found;
   tensor.rank = manifest_.rank();
   tensor.file = image.name.c_str();
-  if (slabs_.empty()) {
-    if (found->nbytes == 0) return tensor;
-    const Result<const std::byte*> data = data_of(image);
-    if (!data) return fail(data.error());
-    tensor.base = *data;
-    tensor.base_nbytes = image.nbytes;
-    tensor.data = *data + found->offset;
-    return tensor;
+  if (!slabs_.empty()) {
+    tensor.device = kDeviceNotAsked;
+    tensor.read_only = false;
+  } else if (found->nbytes > 0) {
+    tensor.base = image.mapping.data();
+    tensor.base_nbytes = image.mapping.size();
+    tensor.data = tensor.base + found->offset;
   }
-  const Result<const ImportedSlab*> slab = imported(found->slab);
+  return tensor;
+}
+
+Result<AttachedTensor> AttachedPart::tensor(std::size_t row) const {
+  Result<AttachedTensor> tensor = describe(row);
+  if (!tensor || slabs_.empty()) return tensor;
+  const Result<const ImportedSlab*> slab = imported(tensor->row.slab);
   if (!slab) return fail(slab.error());
-  tensor.device = (*slab)->ordinal();
-  tensor.read_only = (*slab)->read_only();
-  if (found->nbytes == 0) return tensor;
-  tensor.base = static_cast<const std::byte*>((*slab)->data());
-  tensor.base_nbytes = (*slab)->nbytes();
-  tensor.data = tensor.base + found->slab_offset;
+  tensor->device = (*slab)->ordinal();
+  tensor->read_only = (*slab)->read_only();
+  if (tensor->row.nbytes == 0) return tensor;
+  tensor->base = static_cast<const std::byte*>((*slab)->data());
+  tensor->base_nbytes = (*slab)->nbytes();
+  tensor->data = tensor->base + tensor->row.slab_offset;
   return tensor;
 }
 
 Status AttachedPart::read(std::size_t row, std::uint64_t offset, std::span<std::byte> out) const {
-  const Result<AttachedTensor> tensor = this->tensor(row);
+  const Result<AttachedTensor> tensor = describe(row);
   if (!tensor) return fail(tensor.error());
   const std::uint64_t nbytes = tensor->row.nbytes;
   if (offset > nbytes || out.size() > nbytes - offset)

@@ -4,24 +4,26 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "client/node_status.h"
+#include "client/entry_ref.h"
 #include "core/fd.h"
 #include "core/manifest.h"
 #include "core/result.h"
 #include "daemon/memory/cuda/import.h"
 #include "ipc/client.h"
+#include "ipc/connection.h"
 #include "ipc/deadline.h"
+#include "ipc/protocol.h"
 
 namespace wcache {
 
-/// The device of what is in host memory.
+/// The device of what is in host memory, and of what is on one that has not been asked.
 inline constexpr std::int32_t kHostDevice = -1;
+inline constexpr std::int32_t kDeviceNotAsked = -2;
 
 /// A tensor, and where its bytes are for this process. `data` and `base` are addresses on `device`.
 struct AttachedTensor {
@@ -36,15 +38,19 @@ struct AttachedTensor {
   bool read_only = true;              ///< false where the driver could not make it so
 };
 
-/// One rank of an entry, attached to: the connection (the lease), the manifest, and the rank's memory, each
-/// file or slab of which is mapped when it is first asked for. Safe for concurrent use.
+/// Where a rank is attached to, and as what: the daemon itself, or, where it has died, wcachefs.
+struct Door {
+  std::string socket;
+  AttachRequest request = {};
+};
+
+/// One rank of an entry, attached to: the connection (the lease), the manifest, and the rank's memory: files
+/// are mapped, a slab is when it is first asked for. Safe for concurrent use.
 class AttachedPart {
  public:
-  /// Attaches to the daemon, or, where it has died, to the wcachefs at `mount_socket`. `slabs` is borrowed
-  /// and must outlive the part. Errors are those of AttachedEntry::attach.
-  static Result<std::unique_ptr<AttachedPart>> attach(const GroupStatus& group, const RankStatus& rank,
-                                                      const std::string& mount_socket, ImportedSlabs& slabs,
-                                                      Deadline deadline);
+  /// One message. `slabs` is borrowed and must outlive the part. Errors are those of AttachedEntry::attach.
+  static Result<std::unique_ptr<AttachedPart>> attach(const ExactEntry& entry, const Door& door,
+                                                      ImportedSlabs& slabs, Deadline deadline);
 
   const ManifestView& manifest() const { return manifest_; }
   const Placement& placement() const { return placement_; }
@@ -53,24 +59,23 @@ class AttachedPart {
   /// memory gave.
   Result<AttachedTensor> tensor(std::size_t row) const;
 
+  /// The same without asking the device: of what is on one, `data` and `base` stay away.
+  Result<AttachedTensor> describe(std::size_t row) const;
+
   /// Copies bytes of a tensor, from the device too. invalid for a range beyond it.
   Status read(std::size_t row, std::uint64_t offset, std::span<std::byte> out) const;
 
  private:
   struct Image {
     std::string name;
-    std::uint64_t nbytes = 0;
-    std::atomic<const std::byte*> data = nullptr;  ///< set once `mapping` is there
-    std::mutex mutex;                              ///< guards what follows
-    Fd fd;                                         ///< until it is mapped; empty for a file on a device
-    Mapping mapping;
+    Mapping mapping;  ///< empty for a file on a device
   };
+  /// No lock: a process made by fork(2) meanwhile must not wait for a thread of its parent's.
   struct Slab {
-    std::atomic<const ImportedSlab*> imported = nullptr;  ///< set once `import` is there
-    std::mutex mutex;                                     ///< guards what follows
-    Fd fd;                                                ///< until it is imported
+    ~Slab() { delete imported.load(); }
+    Fd fd;
     std::optional<DeviceHandle> handle;
-    std::optional<ImportedSlab> import;
+    std::atomic<const ImportedSlab*> imported = nullptr;  ///< once it is mapped; owned
   };
 
   AttachedPart(Connection lease, Mapping bytes, const ManifestView& manifest, ImportedSlabs& slabs)
@@ -81,9 +86,7 @@ class AttachedPart {
         imported_(slabs) {}
   Status take_images(std::vector<Fd> fds);
   void take_slabs(Attachment& attachment);
-  static Result<const std::byte*> data_of(Image& image);
   Result<const ImportedSlab*> imported(std::size_t number) const;
-  Result<ManifestView::Tensor> row_of(std::size_t row) const;
 
   const Connection lease_;  // the last to go
   const Mapping bytes_;
@@ -92,8 +95,8 @@ class AttachedPart {
   ImportedSlabs& imported_;
   std::string instance_;
   bool same_pid_namespace_ = true;
-  std::vector<std::unique_ptr<Image>> images_;  // by the manifest's files
-  std::vector<std::unique_ptr<Slab>> slabs_;    // by the manifest's slabs
+  std::vector<Image> images_;                 // by the manifest's files
+  std::vector<std::unique_ptr<Slab>> slabs_;  // by the manifest's slabs
 };
 
 }  // namespace wcache

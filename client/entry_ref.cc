@@ -22,26 +22,30 @@ bool is_prefix(std::string_view text) {
          text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
+bool is_fingerprint(std::string_view text) {
+  return text.size() == kFingerprintDigits && is_prefix(text);
+}
+
 /// ROLE/FINGERPRINT or ROLE/by-name/NAME out of a path, whatever lies before and behind it.
 struct PathRef {
   std::string role;
   std::string word;
 };
 
-std::optional<PathRef> parse_path(std::string_view text, const std::optional<MountStatus>& mount) {
+/// `mount`: where the tree is mounted; nullptr: not known.
+std::optional<PathRef> parse_path(std::string_view text, const std::string* mount) {
   std::error_code error;
   std::filesystem::path path =
       std::filesystem::absolute(std::filesystem::path(text), error).lexically_normal();
   if (error) return std::nullopt;
-  if (mount) path = path.lexically_relative(mount->path);
+  if (mount != nullptr) path = path.lexically_relative(*mount);
   std::vector<std::string> parts;
   for (const auto& part : path) parts.push_back(part.string());
   for (std::size_t i = 0; i + 1 < parts.size(); ++i) {
-    if (mount && i > 0) break;  // the role is the first part of a path in the tree
+    if (mount != nullptr && i > 0) break;  // the role is the first part of a path in the tree
     if (std::find(kRoles.begin(), kRoles.end(), parts[i]) == kRoles.end()) continue;
     if (parts[i + 1] == "by-name" && i + 2 < parts.size()) return PathRef{parts[i], parts[i + 2]};
-    if (parts[i + 1].size() == kFingerprintDigits && is_prefix(parts[i + 1]))
-      return PathRef{parts[i], parts[i + 1]};
+    if (is_fingerprint(parts[i + 1])) return PathRef{parts[i], parts[i + 1]};
   }
   return std::nullopt;
 }
@@ -104,7 +108,7 @@ Result<GroupStatus> resolve_entry(const NodeStatus& node, std::string_view entry
     return fail(Reason::not_running, "nothing runs in " + node.run_dir,
                 "start something with wcache preload, or name another --run-dir");
   if (entry.find('/') == std::string_view::npos) return choose_by_word(node, entry, role);
-  const std::optional<PathRef> ref = parse_path(entry, node.mount);
+  const std::optional<PathRef> ref = parse_path(entry, node.mount ? &node.mount->path : nullptr);
   if (!ref)
     return fail(Reason::not_found, "'" + printable(entry) + "' is no path of an entry" +
                                        (node.mount ? " in " + node.mount->path : ""));
@@ -112,6 +116,19 @@ Result<GroupStatus> resolve_entry(const NodeStatus& node, std::string_view entry
     return fail(Reason::invalid, "'" + printable(entry) + "' is not of role " + std::string(role), {},
                 "--role");
   return choose_by_word(node, ref->word, ref->role);
+}
+
+std::optional<ExactEntry> exact_entry(std::string_view entry, std::string_view role,
+                                      const std::function<std::vector<MountEntry>()>& mounts) {
+  if (is_fingerprint(entry)) return ExactEntry{std::string(role), std::string(entry)};
+  if (entry.find('/') == std::string_view::npos) return std::nullopt;
+  for (const MountEntry& mount : mounts()) {
+    if (mount.type != "fuse.wcachefs") continue;
+    const std::optional<PathRef> ref = parse_path(entry, &mount.path);
+    if (ref && is_fingerprint(ref->word) && (role.empty() || role == ref->role))
+      return ExactEntry{ref->role, ref->word};
+  }
+  return std::nullopt;
 }
 
 std::string title_of(const GroupStatus& group) {

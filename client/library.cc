@@ -14,8 +14,10 @@
 #include <string_view>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "client/attached_entry.h"
+#include "client/entry_ref.h"
 #include "client/find_group.h"
 #include "client/located_draft.h"
 #include "client/process_slabs.h"
@@ -24,6 +26,7 @@
 #include "core/digest_cache.h"
 #include "core/fingerprint.h"
 #include "core/format.h"
+#include "core/mount_table.h"
 #include "core/version.h"
 #include "daemon/supervisor/device_probe.h"
 #include "ipc/run_dir.h"
@@ -137,13 +140,26 @@ Result<Wanted> parse(const char* entry, const char* run_dir, const wcache_option
   return wanted;
 }
 
+/// The mounts of this process; none where they cannot be read.
+std::vector<wcache::MountEntry> mounts() {
+  Result<std::vector<wcache::MountEntry>> table = wcache::read_mount_table();
+  return table ? std::move(*table) : std::vector<wcache::MountEntry>();
+}
+
+/// Straight to the daemons of an entry that names itself. Otherwise, and where not all of it is there, what
+/// the whole node says decides.
 Result<std::unique_ptr<AttachedEntry>> attach_once(const Wanted& wanted) {
+  const wcache::Deadline deadline = wcache::deadline_in(kAttachWait);
+  if (auto exact = wcache::exact_entry(wanted.entry, wanted.role, mounts)) {
+    auto attached = AttachedEntry::attach_exact(std::move(*exact), wanted.run_dir, wanted.rank,
+                                                wcache::process_slabs(), deadline);
+    if (attached || attached.error().reason == Reason::timeout) return attached;
+  }
   const Result<wcache::NodeStatus> node = wcache::collect_status(wanted.run_dir);
   if (!node) return fail(node.error());
   const Result<wcache::GroupStatus> group = wcache::find_group(*node, wanted.entry, wanted.role, std::getenv);
   if (!group) return fail(group.error());
-  return AttachedEntry::attach(*group, node->run_dir, wanted.rank, wcache::process_slabs(),
-                               wcache::deadline_in(kAttachWait));
+  return AttachedEntry::attach(*group, node->run_dir, wanted.rank, wcache::process_slabs(), deadline);
 }
 
 bool may_come(Reason reason) {
@@ -176,7 +192,9 @@ Status check_arguments(const wcache_entry* entry, const void* out) {
   return {};
 }
 
-void fill_in(const AttachedTensor& tensor, wcache_tensor& out) {
+Status fill_in(const Result<AttachedTensor>& found, wcache_tensor& out) {
+  if (!found) return fail(found.error());
+  const AttachedTensor& tensor = *found;
   out = {};
   out.name = tensor.row.name.data();
   out.name_nbytes = tensor.row.name.size();
@@ -198,8 +216,10 @@ void fill_in(const AttachedTensor& tensor, wcache_tensor& out) {
   out.slab_offset = tensor.row.slab_offset;
   const std::string digest = to_hex(tensor.row.digest);
   std::copy(digest.begin(), digest.end(), out.digest);
+  return {};
 }
-static_assert(wcache::kHostDevice == WCACHE_DEVICE_HOST);
+static_assert(wcache::kHostDevice == WCACHE_DEVICE_HOST &&
+              wcache::kDeviceNotAsked == WCACHE_DEVICE_NOT_ASKED);
 
 }  // namespace
 
@@ -257,9 +277,25 @@ size_t wcache_tensor_count(const wcache_entry* entry) {
 wcache_reason wcache_tensor_at(const wcache_entry* entry, size_t number, wcache_tensor* out) {
   return guarded([&]() -> Status {
     if (Status checked = check_arguments(entry, out); !checked) return checked;
-    const Result<AttachedTensor> tensor = entry->attached->tensor(number);
-    if (!tensor) return fail(tensor.error());
-    fill_in(*tensor, *out);
+    return fill_in(entry->attached->tensor(number), *out);
+  });
+}
+
+wcache_reason wcache_tensor_describe(const wcache_entry* entry, size_t number, wcache_tensor* out) {
+  return guarded([&]() -> Status {
+    if (Status checked = check_arguments(entry, out); !checked) return checked;
+    return fill_in(entry->attached->describe(number), *out);
+  });
+}
+
+wcache_reason wcache_tensor_number(const wcache_entry* entry, const char* name, size_t name_nbytes,
+                                   size_t* number) {
+  return guarded([&]() -> Status {
+    if (Status checked = check_arguments(entry, number); !checked) return checked;
+    if (name == nullptr) return fail(Reason::invalid, "an argument is NULL");
+    const Result<std::size_t> found = entry->attached->number_of({name, name_nbytes});
+    if (!found) return fail(found.error());
+    *number = *found;
     return {};
   });
 }
@@ -270,14 +306,9 @@ wcache_reason wcache_tensor_find(const wcache_entry* entry, const char* name, wc
 
 wcache_reason wcache_tensor_find_bytes(const wcache_entry* entry, const char* name, size_t name_nbytes,
                                        wcache_tensor* out) {
-  return guarded([&]() -> Status {
-    if (Status checked = check_arguments(entry, out); !checked) return checked;
-    if (name == nullptr) return fail(Reason::invalid, "an argument is NULL");
-    const Result<AttachedTensor> tensor = entry->attached->find({name, name_nbytes});
-    if (!tensor) return fail(tensor.error());
-    fill_in(*tensor, *out);
-    return {};
-  });
+  size_t number = 0;
+  const wcache_reason found = wcache_tensor_number(entry, name, name_nbytes, &number);
+  return found == WCACHE_OK ? wcache_tensor_at(entry, number, out) : found;
 }
 
 wcache_reason wcache_read(const wcache_entry* entry, size_t number, uint64_t offset, void* out,

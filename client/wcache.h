@@ -49,7 +49,8 @@ typedef struct wcache_options {
   size_t size;      /* sizeof(wcache_options); WCACHE_OPTIONS_INIT sets it */
   const char* role; /* "target", "draft0"; NULL: whichever the entry is of */
   int32_t rank;     /* attach to this rank alone; -1: to every rank that this node has of the entry, or, where
-                       each rank     holds all of it on a device of its own, to the lowest */
+                       each rank holds all of it on a device of its own, to the lowest that serves and
+                       whose device the process may use */
   uint32_t wait_ms; /* how long to wait for an entry that is not there or still fills; 0: not at all */
 } wcache_options;
 
@@ -76,6 +77,7 @@ typedef struct wcache_info {
 #define WCACHE_DEVICE_TYPE_CUDA 2
 
 #define WCACHE_DEVICE_HOST (-1)
+#define WCACHE_DEVICE_NOT_ASKED (-2) /* of wcache_tensor_describe */
 
 /* Pointers live as long as the entry. Shapes are those of the checkpoint, outermost first.
  *
@@ -96,9 +98,9 @@ typedef struct wcache_tensor {
   uint64_t base_nbytes;
   int32_t device_type; /* WCACHE_DEVICE_TYPE_CPU, WCACHE_DEVICE_TYPE_CUDA */
   int32_t device;      /* CUDA's number for it in this process; WCACHE_DEVICE_HOST */
-  int32_t read_only;   /* 1: mapped for reading alone: in host memory a write is a fault, of a device the driver
-                          has accepted the mapping as such; 0: nothing stops a write, and it would spoil every
-                          process's tensor */
+  int32_t read_only; /* 1: mapped for reading alone: in host memory a write is a fault, of a device the driver
+                        has accepted the mapping as such; 0: nothing stops a write, and it would spoil every
+                        process's tensor */
   uint32_t rank;
   const char* file;     /* relative to the entry's directory */
   uint64_t offset;      /* of the first byte in the file */
@@ -119,20 +121,26 @@ WCACHE_API const char* wcache_version(void);
  * for the programs. `options` may be NULL. *out is set on success only; wcache_close lets it go. The time it
  * takes does not depend on the number of tensors. A daemon that does not answer for 10 seconds is
  * WCACHE_TIMEOUT. Where a daemon has died, wcachefs is attached to, if it keeps the memory;
- * WCACHE_NOT_RUNNING if not. */
+ * WCACHE_NOT_RUNNING if not.
+ *
+ * For a whole fingerprint, or a path in a mounted tree that has one, each daemon of the entry gets one
+ * message and nobody else any. Otherwise, or where not all of them serve, every socket of the node is asked
+ * what there is. No device is touched; but where several ranks each hold all of the entry on a device of
+ * their own, and no rank is named, the CUDA driver is loaded to see which of the devices this process may
+ * use. */
 WCACHE_API wcache_reason wcache_open(const char* entry, const char* run_dir, const wcache_options* options,
                                      wcache_entry** out);
 
 /* One more hold: as many wcache_close are needed. */
 WCACHE_API void wcache_hold(wcache_entry* entry);
 
-/* Lets one hold go; with the last one the memory is unmapped and the daemons are free to evict. NULL is ignored.
- * The error of the calling thread stays as it is.
+/* Lets one hold go; with the last one the memory is unmapped and the daemons are free to evict. NULL is
+ * ignored. The error of the calling thread stays as it is.
  *
- * A slab of device memory is unmapped once everything that the process has asked of its device is done: the call
- * waits for that, however long it takes (cuCtxSynchronize), and others go on meanwhile. Where the driver does not
- * let it wait, as while another thread captures a graph (which such a call may spoil), the slab stays mapped, and
- * the next call that maps another slab or lets the last use of one go tries again. */
+ * A slab of device memory is unmapped once everything that the process has asked of its device is done: the
+ * call waits for that, however long it takes (cuCtxSynchronize), and others go on meanwhile. Where the driver
+ * does not let it wait, as while another thread captures a graph (which such a call may spoil), the slab
+ * stays mapped, and the next call that maps another slab or lets the last use of one go tries again. */
 WCACHE_API void wcache_close(wcache_entry* entry);
 
 WCACHE_API wcache_reason wcache_entry_info(const wcache_entry* entry, wcache_info* out);
@@ -140,9 +148,9 @@ WCACHE_API wcache_reason wcache_entry_info(const wcache_entry* entry, wcache_inf
 /* Of all ranks attached to. 0 for NULL. */
 WCACHE_API size_t wcache_tensor_count(const wcache_entry* entry);
 
-/* By number, below wcache_tensor_count: rank by rank, sorted by name (bytewise) in each. A file or a slab is
- * mapped when the first of its tensors is asked for; a slab once in a process, in the primary context of its
- * device, which is the one of the CUDA runtime. The first slab loads the CUDA driver (WCACHE_LIBCUDA, else
+/* By number, below wcache_tensor_count: rank by rank, sorted by name (bytewise) in each. A slab is mapped
+ * when the first of its tensors is asked for, once in a process and in the primary context of its device,
+ * which is the one of the CUDA runtime. The first slab loads the CUDA driver (WCACHE_LIBCUDA, else
  * libcuda.so.1). Where the slab cannot be mapped:
  *   WCACHE_UNSUPPORTED  no driver; the device is not among CUDA_VISIBLE_DEVICES; a process made by fork(2)
  *                       after its parent had used CUDA; an entry of cuda-ipc in another PID namespace
@@ -151,15 +159,25 @@ WCACHE_API size_t wcache_tensor_count(const wcache_entry* entry);
  *   WCACHE_IO           whatever else the driver says */
 WCACHE_API wcache_reason wcache_tensor_at(const wcache_entry* entry, size_t number, wcache_tensor* out);
 
-/* By name. WCACHE_INVALID where several ranks have different tensors of that name: open one rank, or iterate.
- * With the length given the name may hold any byte, NUL too. */
+/* The same without asking a device for anything: of a tensor on one `data` and `base` are NULL, `base_nbytes`
+ * and `read_only` 0, and `device` is WCACHE_DEVICE_NOT_ASKED. */
+WCACHE_API wcache_reason wcache_tensor_describe(const wcache_entry* entry, size_t number, wcache_tensor* out);
+
+/* The number of the tensor of that name, which may hold any byte, NUL too. No device is asked for anything.
+ * WCACHE_INVALID where several ranks have different tensors of that name: open one rank, or iterate. *number
+ * is set on success only. */
+WCACHE_API wcache_reason wcache_tensor_number(const wcache_entry* entry, const char* name, size_t name_nbytes,
+                                              size_t* number);
+
+/* wcache_tensor_number and wcache_tensor_at in one; of the first the name ends with a NUL. */
 WCACHE_API wcache_reason wcache_tensor_find(const wcache_entry* entry, const char* name, wcache_tensor* out);
 WCACHE_API wcache_reason wcache_tensor_find_bytes(const wcache_entry* entry, const char* name,
                                                   size_t name_nbytes, wcache_tensor* out);
 
 /* Copies bytes of a tensor, `offset` bytes from its start, into host memory, wherever it is. WCACHE_INVALID
- * for bytes beyond its end. From a device: on a stream of the call's own, by way of pinned memory of its own (4 MiB
- * at most). WCACHE_TIMEOUT: the device did not copy so much in 30 seconds; `out` is not written after that. */
+ * for bytes beyond its end. From a device: on a stream of the call's own, by way of pinned memory of its own
+ * (4 MiB at most). WCACHE_TIMEOUT: the device did not copy so much in 30 seconds; `out` is not written after
+ * that. */
 WCACHE_API wcache_reason wcache_read(const wcache_entry* entry, size_t number, uint64_t offset, void* out,
                                      uint64_t nbytes);
 

@@ -23,14 +23,14 @@ from ._views import FRAMEWORKS, device_of, dtype_of, exporter, name_of, shape_of
 __version__ = text(library.wcache_version())
 
 __all__ = [
-    "Busy", "Corrupt", "Denied", "Error", "Evicted", "Internal", "Invalid", "Io", "Mismatch", "Model", "NotFound",
+    "Busy", "Corrupt", "Denied", "Error", "Evicted", "Internal", "Invalid", "Io", "Location", "Mismatch", "Model", "NotFound",
     "NotReady", "NotRunning", "OverBudget", "Stale", "TensorInfo", "Timeout", "Unsupported", "Version", "open", "redeem",
 ]
 
 
 @dataclasses.dataclass(frozen=True)
 class TensorInfo:
-    """What the tensor table says of a tensor, and where it is for this process."""
+    """What the tensor table says of a tensor. No device is asked for it."""
 
     name: str
     dtype_name: str  #: the format's own spelling: "BF16", "F8_E4M3"; "q4_1" for GGUF
@@ -40,19 +40,27 @@ class TensorInfo:
     offset: int  #: of the first byte in the file
     rank: int
     digest: str  #: of the bytes
-    address: int  #: in this process, on the device where there is one; 0 for an empty tensor
-    device: str  #: "cpu", or "cuda:0": as CUDA and torch number devices in this process
     slab: int  #: of the rank's device memory; in host memory the number of the file
     slab_offset: int  #: of the first byte in the slab
+
+
+@dataclasses.dataclass(frozen=True)
+class Location:
+    """Where a tensor is for this process."""
+
+    address: int  #: on the device where there is one; 0 for an empty tensor
+    device: str  #: "cpu", or "cuda:0": as CUDA and torch number devices in this process
     read_only: bool  #: False: nothing stops a write to device memory, which would spoil it for every process
 
 
 def _info_of(tensor: Tensor) -> TensorInfo:
-    kind, number = device_of(tensor)
     return TensorInfo(name_of(tensor), dtype_of(tensor), shape_of(tensor), tensor.nbytes, text(tensor.file),
-                      tensor.offset, tensor.rank, text(tensor.digest), tensor.data or 0,
-                      "cpu" if kind == DEVICE_TYPE_CPU else f"cuda:{number}", tensor.slab, tensor.slab_offset,
-                      bool(tensor.read_only))
+                      tensor.offset, tensor.rank, text(tensor.digest), tensor.slab, tensor.slab_offset)
+
+
+def _location_of(tensor: Tensor) -> Location:
+    kind, number = device_of(tensor)
+    return Location(tensor.data or 0, "cpu" if kind == DEVICE_TYPE_CPU else f"cuda:{number}", bool(tensor.read_only))
 
 
 class Model(collections.abc.Mapping[str, typing.Any]):
@@ -101,17 +109,22 @@ class Model(collections.abc.Mapping[str, typing.Any]):
 
     def __iter__(self) -> typing.Iterator[str]:
         handle = self._attached()
-        return (name_of(handle.at(number)) for number in range(handle.count()))
+        return (name_of(handle.describe(number)) for number in range(handle.count()))
 
     def __contains__(self, name: object) -> bool:
         try:
-            return isinstance(name, str) and bool(self._attached().find(name))
+            return isinstance(name, str) and self._attached().number(name) >= 0
         except NotFound:
             return False
 
     def info(self, name: str) -> TensorInfo:
-        """What the tensor table says, without making an array."""
-        return _info_of(self._attached().find(name))
+        """What the tensor table says. As for names, `in` and `len`, no device is needed for it."""
+        handle = self._attached()
+        return _info_of(handle.describe(handle.number(name)))
+
+    def where(self, name: str) -> Location:
+        """Where the tensor is, which maps its memory."""
+        return _location_of(self._attached().find(name))
 
     def bytes(self, name: str) -> memoryview:
         """The bytes, read-only; needs no framework. Of an entry on a CUDA device a copy, else the memory itself."""

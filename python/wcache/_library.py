@@ -69,7 +69,8 @@ def _load() -> ctypes.CDLL:
     declare("wcache_close", None, entry)
     declare("wcache_entry_info", ctypes.c_int, entry, ctypes.POINTER(Info))
     declare("wcache_tensor_count", ctypes.c_size_t, entry)
-    declare("wcache_tensor_at", ctypes.c_int, entry, ctypes.c_size_t, ctypes.POINTER(Tensor))
+    declare("wcache_tensor_describe", ctypes.c_int, entry, ctypes.c_size_t, ctypes.POINTER(Tensor))
+    declare("wcache_tensor_number", ctypes.c_int, entry, ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t))
     declare("wcache_tensor_find_bytes", ctypes.c_int, entry, ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(Tensor))
     declare("wcache_read", ctypes.c_int, entry, ctypes.c_size_t, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64)
     declare("wcache_redeem", ctypes.c_int, ctypes.c_char_p, ctypes.POINTER(ctypes.c_int), ctypes.POINTER(ctypes.c_uint64))
@@ -123,12 +124,19 @@ class Handle:
     def count(self) -> int:
         return library.wcache_tensor_count(self.pointer)
 
-    def at(self, number: int) -> Tensor:
+    def number(self, name: str) -> int:
+        number, raw = ctypes.c_size_t(), name.encode(errors="surrogateescape")
+        check(library.wcache_tensor_number(self.pointer, raw, len(raw), ctypes.byref(number)))
+        return number.value
+
+    def describe(self, number: int) -> Tensor:
+        """Without asking a device for anything: of a tensor on one, where it is is not known."""
         tensor = Tensor()
-        check(library.wcache_tensor_at(self.pointer, number, ctypes.byref(tensor)))
+        check(library.wcache_tensor_describe(self.pointer, number, ctypes.byref(tensor)))
         return tensor
 
     def find(self, name: str) -> Tensor:
+        """With its memory mapped."""
         tensor = Tensor()
         raw = name.encode(errors="surrogateescape")
         check(library.wcache_tensor_find_bytes(self.pointer, raw, len(raw), ctypes.byref(tensor)))

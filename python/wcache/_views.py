@@ -88,7 +88,7 @@ class Torch(Framework):
 
     def __init__(self) -> None:
         self._bases: typing.Dict[int, typing.Any] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # what the garbage collector ends in between may ask for a tensor
 
     def prepare(self, on_device: bool) -> None:
         """torch makes the device's context as it wants it."""

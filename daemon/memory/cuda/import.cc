@@ -124,7 +124,8 @@ struct ImportedSlabs::Process {
   const int pid;
   std::atomic<bool> started = false;  ///< the driver is there, or is being started
 
-  std::mutex mutex;  // guards what follows; held while the driver maps, never while anybody waits for a device
+  std::mutex
+      mutex;  // guards what follows; held while the driver maps, never while anybody waits for a device
   std::shared_ptr<const CudaDriver> driver;
   std::map<std::string, std::unique_ptr<MappedSlab>> mapped;
 };
@@ -178,8 +179,7 @@ void MappedSlab::unmap() {
   opened.reset();
 }
 
-ImportedSlab::ImportedSlab(ImportedSlab&& other) noexcept
-    : mapped_(std::exchange(other.mapped_, nullptr)) {}
+ImportedSlab::ImportedSlab(ImportedSlab&& other) noexcept : mapped_(std::exchange(other.mapped_, nullptr)) {}
 
 ImportedSlab::~ImportedSlab() {
   if (mapped_ != nullptr) ImportedSlabs::let_go(*mapped_);

@@ -32,9 +32,9 @@ struct OfferedSlab {
 };
 
 /// One use of a slab that is mapped into this process. The mapping goes with the last use, which waits for
-/// what the process has asked of the device. Where that cannot be waited for, as while another thread captures
-/// a graph, the slab stays mapped, and the next import of a slab that is not mapped and the next last use of
-/// any try again. Move-only; what is asked of it may be asked from several threads at once.
+/// what the process has asked of the device. Where that cannot be waited for, as while another thread
+/// captures a graph, the slab stays mapped, and the next import of a slab that is not mapped and the next
+/// last use of any try again. Move-only; what is asked of it may be asked from several threads at once.
 class ImportedSlab {
  public:
   ImportedSlab(ImportedSlab&& other) noexcept;

@@ -46,8 +46,7 @@ TimedCopies::TimedCopies(const CudaDriver& driver, std::chrono::milliseconds pat
 TimedCopies::~TimedCopies() = default;
 
 Error TimedCopies::does_not_answer() const {
-  return Error{Reason::timeout,
-               "the device has not copied for " + std::to_string(patience_.count()) + " ms",
+  return Error{Reason::timeout, "the device has not copied for " + std::to_string(patience_.count()) + " ms",
                "see whether the device answers (nvidia-smi, dmesg)"};
 }
 
@@ -77,8 +76,7 @@ Status TimedCopies::copy(CUdeviceptr from, std::span<std::byte> out) {
 }
 
 Status TimedCopies::copy_by(Way& way, CUdeviceptr from, std::span<std::byte> out) const {
-  const CUresult queued =
-      driver_.cuMemcpyDtoHAsync(way.bounce.data(), from, out.size(), way.stream.get());
+  const CUresult queued = driver_.cuMemcpyDtoHAsync(way.bounce.data(), from, out.size(), way.stream.get());
   if (Status s = cuda_check(driver_, kCopying, queued); !s) return s;
   way.asked = true;
   way.recorded = false;

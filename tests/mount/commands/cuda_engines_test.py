@@ -144,6 +144,16 @@ class Vmm(OnDevice):
             self.assertEqual(capsules[name]["flags"], 1 if self.ipc == "vmm" else 0)
         self.assert_nothing_kept(engine)
 
+    def test_names_need_no_device(self):
+        for environment in ({"WCACHE_LIBCUDA": "/no/libcuda.so.1"}, {"CUDA_VISIBLE_DEVICES": ""}):
+            engine = self.engine(**environment)
+            engine("open", "torch")
+            infos = engine("names")
+            self.assertEqual({name: (info["dtype_name"], tuple(info["shape"]), info["nbytes"]) for name, info in infos.items()},
+                             {name: (dtype, shape, len(data)) for name, (dtype, shape, data) in self.expected.items()})
+            self.assertEqual(self.gpu.counters(engine.pid), {})
+            self.assertEqual(self.failure_of(engine, "infos")["reason"], "unsupported")
+
     def test_devices_in_another_order_and_hidden_ones(self):
         engine = self.engine(CUDA_VISIBLE_DEVICES="1,0")
         engine("open")
@@ -163,7 +173,7 @@ class Vmm(OnDevice):
         engine("open")
         engine("bytes")
         engine("close")
-        giving_back = ("Release", "Unmap", "AddressFree", "Close", "Destroy", "Pop", "Synchronize", "GetError")
+        giving_back = ("Release", "Unmap", "Unregister", "AddressFree", "Close", "Destroy", "Pop", "Synchronize", "GetError")
         calls = [name.removeprefix("calls.") for name, count in self.gpu.counters(engine.pid).items()
                  if name.startswith("calls.cu") and count and not any(word in name for word in giving_back)]
         self.assertGreater(len(calls), 10)

@@ -41,8 +41,14 @@ class Engine:
         return {name: (str(self.model[name].dtype), self.model[name].shape, digest(self.model[name].tobytes()))
                 for name in self.model}
 
+    def names(self):
+        """Whatever can be said without a device."""
+        infos = {name: vars(self.model.info(name)) for name in self.model}
+        assert len(self.model) == len(infos) and all(name in self.model for name in infos) and "no such" not in self.model
+        return infos
+
     def infos(self):
-        return {name: vars(self.model.info(name)) for name in self.model}
+        return {name: {**vars(self.model.info(name)), **vars(self.model.where(name))} for name in self.model}
 
     def bytes(self):
         return {name: digest(self.model.bytes(name)) for name in self.model}

@@ -59,7 +59,8 @@ class Python(SharedModel):
             for name, (dtype, shape, data) in self.expected.items():
                 info = model.info(name)
                 self.assertEqual((info.name, info.dtype_name, info.shape, info.nbytes), (name, dtype, shape, len(data)))
-                self.assertEqual((info.device, info.read_only, info.slab_offset), ("cpu", True, info.offset))
+                where = model.where(name)
+                self.assertEqual((where.device, where.read_only, info.slab_offset), ("cpu", True, info.offset))
                 found = model.bytes(name)
                 self.assertTrue(found.readonly)
                 self.assertEqual(hashlib.sha256(found).digest(), hashlib.sha256(data).digest(), name)
@@ -104,7 +105,7 @@ class Python(SharedModel):
             for name, (dtype, shape, data) in self.expected.items():
                 array = model[name]
                 self.assertEqual(array.tobytes(), data, name)
-                self.assertEqual(array.__array_interface__["data"], (model.info(name).address, True), name)
+                self.assertEqual(array.__array_interface__["data"], (model.where(name).address, True), name)
                 self.assertFalse(array.flags.owndata)
                 if dtype == "F32":
                     self.assertEqual((array.dtype, array.shape), (numpy.float32, shape))
@@ -124,7 +125,7 @@ class Python(SharedModel):
         with self.open(framework="torch") as model:
             for name, (dtype, shape, data) in self.expected.items():
                 tensor = model[name]
-                self.assertEqual(tensor.data_ptr(), model.info(name).address, name)
+                self.assertEqual(tensor.data_ptr(), model.where(name).address, name)
                 self.assertEqual(bytes(tensor.contiguous().view(-1).view(torch.uint8).tolist()), data, name)
                 if dtype == "BF16":
                     self.assertEqual((tensor.dtype, tuple(tensor.shape)), (torch.bfloat16, shape))
@@ -171,7 +172,7 @@ class Python(SharedModel):
                 exporter = model.dlpack(name)
                 self.assertEqual(exporter.__dlpack_device__(), (1, 0))
                 tensor = torch.from_dlpack(exporter)
-                self.assertEqual((tensor.data_ptr(), tuple(tensor.shape)), (model.info(name).address, shape), name)
+                self.assertEqual((tensor.data_ptr(), tuple(tensor.shape)), (model.where(name).address, shape), name)
                 self.assertEqual(bytes(tensor.reshape(-1).view(torch.uint8).numpy()), data, name)
                 if dtype == "F32":
                     array = numpy.from_dlpack(exporter)
@@ -237,9 +238,9 @@ class Misaligned(NodeTest):
     @unittest.skipUnless(has("numpy"), "numpy is not installed")
     def test_numpy_reads_it_in_place(self):
         with self.open("numpy") as model:
-            self.assertEqual(model.info("x").address % 8, 1)
+            self.assertEqual(model.where("x").address % 8, 1)
             self.assertEqual(model["x"].tobytes(), self.DATA)
-            self.assertEqual(model["x"].__array_interface__["data"][0], model.info("x").address)
+            self.assertEqual(model["x"].__array_interface__["data"][0], model.where("x").address)
 
     @unittest.skipUnless(has("torch"), "torch is not installed")
     def test_torch_gets_a_copy_and_is_told(self):
@@ -247,7 +248,7 @@ class Misaligned(NodeTest):
             with self.assertWarnsRegex(UserWarning, "x is not aligned in model.safetensors: copied"):
                 tensor = model["x"]
             self.assertEqual(tensor.tolist(), list(struct.unpack("<3f", self.DATA)))
-            self.assertNotEqual(tensor.data_ptr(), model.info("x").address)
+            self.assertNotEqual(tensor.data_ptr(), model.where("x").address)
 
 
 def use_engines_python():

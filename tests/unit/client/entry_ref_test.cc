@@ -71,6 +71,32 @@ TEST(ResolveEntry, ByPathInTheTree) {
   EXPECT_EQ(resolve_entry(both, "/mnt/wcache/target/" + kFirst, "draft0").error().key, "--role");
 }
 
+TEST(ExactEntry, IsAWholeFingerprintOrAPathByOne) {
+  const auto mounts = [] {
+    MountEntry other;
+    other.path = "/";
+    other.type = "ext4";
+    MountEntry tree;
+    tree.path = "/mnt/wcache";
+    tree.type = "fuse.wcachefs";
+    return std::vector{other, tree};
+  };
+  const auto exact = [&](const std::string& entry, const std::string& role = {}) {
+    const std::optional<ExactEntry> found = exact_entry(entry, role, mounts);
+    return found ? found->role + ":" + found->fingerprint : "none";
+  };
+  EXPECT_EQ(exact(kFirst), ":" + kFirst);
+  EXPECT_EQ(exact(kFirst, "draft0"), "draft0:" + kFirst);
+  EXPECT_EQ(exact("/mnt/wcache/draft0/" + kFirst), "draft0:" + kFirst);
+  EXPECT_EQ(exact("/mnt/x/../wcache/target/" + kFirst + "/model.safetensors", "target"), "target:" + kFirst);
+  EXPECT_EQ(exact("/mnt/wcache/target/" + kFirst, "draft0"), "none");
+  EXPECT_EQ(exact("/mnt/wcache/target/by-name/a"), "none");
+  EXPECT_EQ(exact("/elsewhere/target/" + kFirst), "none");
+  EXPECT_EQ(exact(kFirst.substr(1)), "none");
+  EXPECT_EQ(exact("tiny"), "none");
+  EXPECT_EQ(exact(std::string(32, 'x')), "none");
+}
+
 TEST(ResolveEntry, NothingRuns) {
   EXPECT_EQ(resolve_entry(node({}), kFirst, "").error().reason, Reason::not_running);
 }

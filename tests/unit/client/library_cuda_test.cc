@@ -202,6 +202,24 @@ TEST_P(LibraryCudaKinds, GiveTheBytesOfEveryTensor) {
   EXPECT_EQ(wcache_read(opened_, 99, 0, &byte, 1), WCACHE_INVALID);
 }
 
+TEST_P(LibraryCudaKinds, AreDescribedWithoutADevice) {
+  const DeviceRank rank(gpu_, run_dir_, kind(), slab_nbytes());
+  ASSERT_EQ(open(), WCACHE_OK) << wcache_last_message();
+  for (std::size_t i = 0; i < expected_.size(); ++i) {
+    wcache_tensor row;
+    ASSERT_EQ(wcache_tensor_describe(opened_, i, &row), WCACHE_OK) << wcache_last_message();
+    EXPECT_EQ(row.device_type, WCACHE_DEVICE_TYPE_CUDA);
+    EXPECT_EQ(row.device, WCACHE_DEVICE_NOT_ASKED);
+    EXPECT_EQ(row.data, nullptr);
+    EXPECT_EQ(row.base, nullptr);
+    size_t number = 0;
+    ASSERT_EQ(wcache_tensor_number(opened_, row.name, row.name_nbytes, &number), WCACHE_OK);
+    EXPECT_EQ(number, i);
+    EXPECT_EQ(row.nbytes, expected_[std::string(row.name, row.name_nbytes)].size());
+  }
+  EXPECT_EQ(driver_.calls("any"), 0U);
+}
+
 TEST_P(LibraryCudaKinds, AreMappedOnceInAProcess) {
   const DeviceRank rank(gpu_, run_dir_, kind(), slab_nbytes());
   std::vector<wcache_entry*> entries(4);
@@ -240,7 +258,9 @@ TEST_P(LibraryCudaKinds, LeaveNothingWhicheverCallFails) {
                                                "cuCtxPushCurrent_v2",   "cuMemImportFromShareableHandle",
                                                "cuMemAddressReserve",   "cuMemMap",
                                                "cuIpcOpenMemHandle_v2", "cuStreamCreate",
-                                               "cuMemcpyDtoHAsync_v2",  "cuStreamSynchronize"};
+                                               "cuMemHostRegister_v2",  "cuEventCreate",
+                                               "cuMemcpyDtoHAsync_v2",  "cuEventRecord",
+                                               "cuEventQuery"};
   ASSERT_EQ(open(), WCACHE_OK) << wcache_last_message();
   check_all(opened_);
   wcache_close(std::exchange(opened_, nullptr));
@@ -289,7 +309,8 @@ TEST_P(LibraryCudaKinds, LeaveNothingWhicheverCallOfAllFails) {
   const std::size_t before = descriptors();
   for (unsigned long long call = 1; call <= calls; ++call)
     for (const int code : {1, 2, 801}) {
-      SCOPED_TRACE("call " + std::to_string(call) + " of " + std::to_string(calls) + ": " + std::to_string(code));
+      SCOPED_TRACE("call " + std::to_string(call) + " of " + std::to_string(calls) + ": " +
+                   std::to_string(code));
       driver_.reset();
       driver_.fail("any:" + std::to_string(call) + "=" + std::to_string(code));
       EXPECT_THAT(use(), Each(AnyOf(WCACHE_OK, WCACHE_IO, WCACHE_OVER_BUDGET, WCACHE_UNSUPPORTED,
@@ -299,7 +320,7 @@ TEST_P(LibraryCudaKinds, LeaveNothingWhicheverCallOfAllFails) {
     }
 }
 
-TEST_F(LibraryCuda, VmmOutlivesItsDaemonAndIsAttachedToThroughTheMount) {
+TEST_F(LibraryCuda, VmmOutlivesItsDaemonForWhoHasAttached) {
   DeviceRank rank(gpu_, run_dir_, "vmm", kManySlabs);
   ASSERT_EQ(open(), WCACHE_OK) << wcache_last_message();
   wcache_tensor first;
@@ -466,6 +487,40 @@ TEST_F(LibraryCuda, OfRanksThatHoldItWholeTheOneThatCanBeUsedIsAttachedTo) {
   EXPECT_EQ(info.device_uuid, uuid_of(1));
   check_all(opened_, 0);
   unsetenv("CUDA_VISIBLE_DEVICES");
+}
+
+/// However the entry is named: by all that serve it, or straight to its daemons.
+TEST_F(LibraryCuda, OfRanksThatHoldItWholeOneThatServesIsAttachedTo) {
+  test::TestEntryOptions of_entry;
+  of_entry.memfd = true;
+  const std::string fingerprint = test::make_test_entry(test::device_model(), of_entry).directory();
+  for (const char* kind : {"vmm", "legacy"})
+    for (const std::string& name : {std::string("tiny"), fingerprint}) {
+      SCOPED_TRACE(kind + (" " + name));
+      DeviceRank first(gpu_, run_dir_, kind, kOneSlab, 0, 2);
+      const DeviceRank second(gpu_, run_dir_, kind, kOneSlab, 1, 2);
+      first.kill();
+      // What wcachefs tells of the first: it keeps the memory if that is of vmm, and is the second choice
+      // then.
+      test::TestEntryOptions options = of_entry;
+      options.node_ranks = 2;
+      options.device =
+          test::TestDevice{kind == std::string("vmm") ? "cuda-vmm" : "cuda-ipc", uuid_of(0), kOneSlab};
+      const RankServer mount(run_dir_, test::make_test_entry(test::device_model(), options),
+                             {.state = State::orphaned,
+                              .device = uuid_of(0),
+                              .tier = "cuda",
+                              .ipc_kind = options.device->ipc_kind,
+                              .pid = 1,
+                              .is_mount = true});
+      ASSERT_EQ(wcache_open(name.c_str(), run_dir_.path().c_str(), nullptr, &opened_), WCACHE_OK)
+          << wcache_last_message();
+      wcache_info info;
+      ASSERT_EQ(wcache_entry_info(opened_, &info), WCACHE_OK);
+      EXPECT_EQ(info.device_uuid, uuid_of(1));
+      EXPECT_EQ(mount.attached(), 0);
+      wcache_close(std::exchange(opened_, nullptr));
+    }
 }
 
 TEST_F(LibraryCuda, ADeviceThatIsHiddenIsNamed) {

@@ -151,6 +151,57 @@ TEST_F(Library, FindsAnEntryByPrefixNameAndPath) {
   }
 }
 
+TEST_F(Library, GoesStraightToTheDaemonOfAnEntryThatNamesItself) {
+  const RankServer server(run_dir_, entry());
+  wcache_options options = WCACHE_OPTIONS_INIT;
+  for (const char* role : {static_cast<const char*>(nullptr), "target"}) {
+    options.role = role;
+    ASSERT_EQ(open(server.fingerprint(), &options), WCACHE_OK) << wcache_last_message();
+    wcache_info info;
+    ASSERT_EQ(wcache_entry_info(opened_, &info), WCACHE_OK);
+    EXPECT_STREQ(info.role, "target");
+    EXPECT_STREQ(info.name, "tiny");
+    EXPECT_EQ(info.fingerprint, server.fingerprint());
+    wcache_close(std::exchange(opened_, nullptr));
+  }
+  EXPECT_EQ(server.asked_for_status(), 0);
+
+  options.role = "draft0";
+  EXPECT_EQ(open(server.fingerprint(), &options), WCACHE_NOT_FOUND);
+  ASSERT_EQ(open(server.fingerprint().substr(0, 31)), WCACHE_OK) << wcache_last_message();
+  EXPECT_EQ(server.asked_for_status(), 2);
+}
+
+TEST_F(Library, AsksTheNodeWhereAnEntryThatNamesItselfIsNotThere) {
+  const std::string other(32, '0');
+  EXPECT_EQ(open(other), WCACHE_NOT_RUNNING);
+  const RankServer mount(run_dir_, entry(), {.state = State::orphaned, .pid = 1, .is_mount = true});
+  EXPECT_EQ(open(other), WCACHE_NOT_FOUND);
+  ASSERT_EQ(open(mount.fingerprint()), WCACHE_OK) << wcache_last_message();
+  EXPECT_EQ(mount.asked_for_status(), 2);
+}
+
+TEST_F(Library, TellsTheRowOfATensor) {
+  const RankServer server(run_dir_, entry());
+  ASSERT_EQ(open("tiny"), WCACHE_OK) << wcache_last_message();
+  size_t number = 99;
+  ASSERT_EQ(wcache_tensor_number(opened_, "b.only", 6, &number), WCACHE_OK) << wcache_last_message();
+  EXPECT_EQ(number, 2U);
+  wcache_tensor row;
+  wcache_tensor tensor;
+  ASSERT_EQ(wcache_tensor_describe(opened_, number, &row), WCACHE_OK) << wcache_last_message();
+  ASSERT_EQ(wcache_tensor_at(opened_, number, &tensor), WCACHE_OK);
+  EXPECT_EQ(name_of(row), "b.only");
+  EXPECT_EQ(row.number, number);
+  EXPECT_EQ(row.data, tensor.data);
+  EXPECT_STREQ(row.digest, tensor.digest);
+  EXPECT_EQ(wcache_tensor_number(opened_, "none", 4, &number), WCACHE_NOT_FOUND);
+  EXPECT_EQ(wcache_tensor_number(opened_, nullptr, 0, &number), WCACHE_INVALID);
+  EXPECT_EQ(wcache_tensor_number(opened_, "b.only", 6, nullptr), WCACHE_INVALID);
+  EXPECT_EQ(wcache_tensor_describe(opened_, 3, &row), WCACHE_INVALID);
+  EXPECT_EQ(number, 2U);
+}
+
 TEST_F(Library, IsSeenByTheDaemonUntilTheLastHoldGoes) {
   const RankServer server(run_dir_, entry());
   ASSERT_EQ(open("tiny"), WCACHE_OK) << wcache_last_message();
@@ -305,6 +356,24 @@ TEST_F(LibraryRanks, AreAllAttachedTo) {
   wcache_tensor tensor;
   EXPECT_EQ(wcache_tensor_find(opened_, "same", &tensor), WCACHE_OK) << wcache_last_message();
   EXPECT_EQ(wcache_tensor_find(opened_, "own", &tensor), WCACHE_INVALID);
+}
+
+TEST_F(LibraryRanks, AreGoneStraightTo) {
+  const RankServer* first = serve(0);
+  EXPECT_EQ(open(first->fingerprint()), WCACHE_NOT_READY);  // not all are there
+  const int asked = first->asked_for_status();
+  const RankServer* second = serve(1);
+  ASSERT_EQ(open(first->fingerprint()), WCACHE_OK) << wcache_last_message();
+  EXPECT_EQ(wcache_tensor_count(opened_), 4U);
+  wcache_close(std::exchange(opened_, nullptr));
+  wcache_options options = WCACHE_OPTIONS_INIT;
+  options.rank = 1;
+  ASSERT_EQ(open(first->fingerprint(), &options), WCACHE_OK) << wcache_last_message();
+  wcache_tensor tensor;
+  ASSERT_EQ(wcache_tensor_find(opened_, "own", &tensor), WCACHE_OK);
+  EXPECT_EQ(tensor.rank, 1U);
+  EXPECT_TRUE(first->attached_becomes(0));
+  EXPECT_EQ(first->asked_for_status() + second->asked_for_status(), asked);
 }
 
 TEST_F(LibraryRanks, CanBeAttachedToAlone) {

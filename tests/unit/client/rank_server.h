@@ -53,6 +53,7 @@ class RankServer {
   std::string fingerprint() const { return entry_.directory(); }
   const std::string& socket() const { return listener_.path(); }
   int attached() const { return attached_; }
+  int asked_for_status() const { return asked_for_status_; }
 
   bool attached_becomes(int wanted) const {
     for (int i = 0; i < 1000 && attached_ != wanted; ++i)
@@ -88,6 +89,7 @@ class RankServer {
         client = hello->purpose == Purpose::client;
         reply(connection, {request.id, HelloReply{kMaxProtocolVersion, getpid()}});
       } else if (std::holds_alternative<StatusRequest>(request.body)) {
+        ++asked_for_status_;
         reply(connection, {request.id, status()});
       } else if (const auto* which = std::get_if<SlabRequest>(&request.body)) {
         hand_out_slab(connection, request.id, *which);
@@ -162,6 +164,7 @@ class RankServer {
   Listener listener_;
   std::atomic<bool> stop_ = false;
   std::atomic<int> attached_ = 0;
+  std::atomic<int> asked_for_status_ = 0;
   std::vector<std::thread> served_;  // of thread_ alone until it has ended
   std::thread thread_;
 };
