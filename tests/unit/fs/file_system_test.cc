@@ -26,6 +26,11 @@ class SessionOverASocket : public testing::Test {
     entry_ = entry_of(small_model());
     tree_.publish(entry_);
   }
+  /// As a server does: nobody answers requests any more when the session goes.
+  void TearDown() override {
+    status_blocked_ = false;
+    status_.stop();
+  }
   std::string base() const { return "target/" + entry_->directory_name(); }
   std::uint64_t open(std::uint64_t inode) { return kernel_.open(inode).as<fuse_open_out>().fh; }
 
