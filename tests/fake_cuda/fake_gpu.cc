@@ -1,5 +1,6 @@
 #include "tests/fake_cuda/fake_gpu.h"
 
+#include <cuda.h>
 #include <dlfcn.h>
 #include <unistd.h>
 
@@ -204,6 +205,18 @@ std::uint64_t FakeDriver::calls(const std::string& function) const {
   const unsigned long long calls = calls_(function.c_str());
   if (calls == ~0ull) throw std::invalid_argument("no driver function: " + function);
   return calls;
+}
+
+HeldContext::HeldContext(const FakeDriver& driver, int device) : library_(driver.handle()), device_(device) {
+  CUcontext context = nullptr;
+  if (symbol<decltype(&cuInit)>(library_, "cuInit")(0) != CUDA_SUCCESS ||
+      symbol<decltype(&cuDevicePrimaryCtxRetain)>(library_, "cuDevicePrimaryCtxRetain")(&context, device) !=
+          CUDA_SUCCESS)
+    throw std::runtime_error("no context to hold");
+}
+
+HeldContext::~HeldContext() {
+  symbol<decltype(&cuDevicePrimaryCtxRelease)>(library_, "cuDevicePrimaryCtxRelease_v2")(device_);
 }
 
 }  // namespace wcache::testing

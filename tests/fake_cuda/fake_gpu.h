@@ -117,4 +117,22 @@ class FakeDriver {
   void (*restart_)();
 };
 
+/// A hold on a device's primary context in this process, which makes it where there is none. Whoever looks
+/// for what is not given back has one: the last hold that goes takes streams, events, registered ranges,
+/// cuMemAlloc's memory and opened handles with it, so that none of them would be missed.
+class HeldContext {
+ public:
+  explicit HeldContext(const FakeDriver& driver, int device = 0);
+  HeldContext(const HeldContext&) = delete;
+  HeldContext& operator=(const HeldContext&) = delete;
+  ~HeldContext();
+
+  /// What FakeGpu::leaks says of this hold.
+  static constexpr const char* kLeak = "live.contexts=1";
+
+ private:
+  void* const library_;
+  const int device_;
+};
+
 }  // namespace wcache::testing
