@@ -365,7 +365,7 @@ class LibraryCudaOrphan : public LibraryCuda {
     CUmemAllocationProp properties = {};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
+    properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     CUmemGenericAllocationHandle handle = 0;
     int fd = -1;
     EXPECT_EQ(cuda_.cuMemCreate(&handle, bytes.size(), &properties, 0), CUDA_SUCCESS);
@@ -379,7 +379,9 @@ class LibraryCudaOrphan : public LibraryCuda {
   }
 
   CUdeviceptr map(CUmemGenericAllocationHandle handle, std::size_t nbytes, CUmemAccess_flags flags) {
-    const CUmemAccessDesc access = {{CU_MEM_LOCATION_TYPE_DEVICE, {0}}, flags};
+    CUmemAccessDesc access = {};
+    access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    access.flags = flags;
     CUdeviceptr address = 0;
     EXPECT_EQ(cuda_.cuMemAddressReserve(&address, nbytes, 0, 0, 0), CUDA_SUCCESS);
     EXPECT_EQ(cuda_.cuMemMap(address, nbytes, 0, handle, 0), CUDA_SUCCESS);
