@@ -283,13 +283,18 @@ void Group::abandon(Error error) {
   signal(SIGTERM);
 }
 
-void Group::refuse(const Error& error, const LaunchPlan& launch) {
+void Group::postpone() {
   ranks_.clear();
   for (const RankPlan& plan : plan_.ranks) {
     Rank& rank = ranks_.emplace_back();
     rank.record = first_record(plan);
     rank.ended = true;
   }
+  phase_ = GroupPhase::pending;
+}
+
+void Group::refuse(const Error& error, const LaunchPlan& launch) {
+  postpone();
   if (plan_.port != 0 && !agreement_) {
     if (Result<std::unique_ptr<Agreement>> agreement = Agreement::start(plan_, launch))
       agreement_ = std::move(*agreement);

@@ -38,6 +38,9 @@ class Group {
   /// Starts one daemon a rank, and with several nodes their meeting. Not to be called while a daemon runs.
   Status start(const LaunchPlan& launch);
 
+  /// Instead of `start`, for the moment: phase pending, and nothing of it runs.
+  void postpone();
+
   /// Instead of `start`: phase elsewhere, until somebody looked whether the fingerprint known ahead is
   /// served.
   void presume_elsewhere() { phase_ = GroupPhase::elsewhere; }

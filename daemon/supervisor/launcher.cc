@@ -2,18 +2,16 @@
 
 #include <poll.h>
 #include <signal.h>
-#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <cerrno>
 #include <csignal>
 #include <utility>
 
 #include "core/format.h"
 #include "daemon/budget.h"
 #include "daemon/supervisor/made_run_dir.h"
+#include "daemon/supervisor/served.h"
 #include "ipc/client.h"
 #include "ipc/listener.h"
 #include "ipc/socket_lock.h"
@@ -21,7 +19,6 @@
 namespace wcache {
 namespace {
 
-constexpr std::array kStopSignals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
 constexpr std::chrono::seconds kWaitForLast{30};  // for a last launcher to clear up
 constexpr std::chrono::seconds kGentleEnd{15};    // for daemons to end on SIGTERM
 constexpr std::chrono::milliseconds kApart{250};
@@ -29,70 +26,14 @@ constexpr std::chrono::seconds kUnknownPatience{3};  // for a daemon elsewhere t
 constexpr std::chrono::seconds kDropOrphan{2};
 constexpr std::chrono::seconds kLastWord{3};  // for the nodes' meeting to say itself who is late
 constexpr unsigned kMostRetries = 3;
+constexpr std::chrono::seconds kOneWish{1};  // signals that mean the same: timeout(1) sends two
 constexpr int kTurnMs = 100;
-
-sigset_t stop_set() {
-  sigset_t set;
-  sigemptyset(&set);
-  for (const int number : kStopSignals) sigaddset(&set, number);
-  return set;
-}
 
 bool settled(GroupPhase phase) {
   return phase == GroupPhase::failed || phase == GroupPhase::evicted;
 }
 
-template <class Ranks>
-std::string devices_of(const Ranks& ranks) {
-  std::string text;
-  for (const auto& rank : ranks) text += (text.empty() ? "" : ", ") + rank.device_uuid;
-  return text;
-}
-
-/// One role and fingerprint has one group, wherever it is: it will do where each rank is where it was wanted.
-std::optional<Error> other_device(const GroupPlan& plan, const GroupStatus& served) {
-  const auto is_there = [&](const RankPlan& rank) {
-    return std::ranges::any_of(served.ranks, [&](const RankStatus& other) {
-      return other.rank == rank.rank && other.device_uuid == rank.device_uuid;
-    });
-  };
-  if (std::ranges::all_of(plan.ranks, is_there)) return std::nullopt;
-  return Error{Reason::mismatch,
-               "device: " + served.role + "/" + served.fingerprint + " is served on " +
-                   devices_of(served.ranks) + ", not on " + devices_of(plan.ranks),
-               "evict it first, or leave --device out to take it where it is", "device"};
-}
-
 }  // namespace
-
-void StopSignals::block() {
-  const sigset_t set = stop_set();
-  sigprocmask(SIG_BLOCK, &set, nullptr);
-  std::signal(SIGPIPE, SIG_IGN);
-}
-
-void StopSignals::unblock() {
-  const sigset_t set = stop_set();
-  sigprocmask(SIG_UNBLOCK, &set, nullptr);
-  std::signal(SIGPIPE, SIG_DFL);
-}
-
-Result<StopSignals> StopSignals::open() {
-  const sigset_t set = stop_set();
-  Fd fd = Fd::adopt(signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
-  if (!fd) return fail_errno("signalfd", errno);
-  return StopSignals(std::move(fd));
-}
-
-int StopSignals::take() const {
-  signalfd_siginfo info{};
-  return read(fd_.get(), &info, sizeof info) == sizeof info ? static_cast<int>(info.ssi_signo) : 0;
-}
-
-bool StopSignals::pending() const {
-  pollfd item{fd_.get(), POLLIN, 0};
-  return poll(&item, 1, 0) > 0;
-}
 
 std::string entry_of(const Group& group) {
   return std::string(to_string(group.plan().role)) + "/" + group.fingerprint();
@@ -146,34 +87,24 @@ Status Launcher::begin() {
 
 void Launcher::start(Member& member) {
   if (signals_.pending()) return;
-  ++member.starts;
   if (plan_.timeout && !member.deadline) {
     member.deadline = Clock::now() + *plan_.timeout;
     if (!plan_.nodes.single()) *member.deadline += kLastWord;
   }
+  member.waits = must_wait(member);
+  if (member.waits) return member.group.postpone();
+  ++member.starts;
   // Daemons that look at the same moment would each find the memory free that only one of them can have.
   if (Status fits = check_budget(memory_to_come(member), std::nullopt, machine_memory_limits()); !fits)
     return member.group.refuse(fits.error(), plan_);
   static_cast<void>(member.group.start(plan_));  // a failure is the group's own, and announced as such
 }
 
-/// The host memory that a group which is about to start will take, and what others have not taken yet.
-std::uint64_t Launcher::memory_to_come(const Member& member) const {
-  std::uint64_t sum = 0;
-  for (const RankPlan& rank : member.group.plan().ranks) sum += rank.memory - rank.device_memory;
-  for (const Member& other : members_) {
-    if (&other == &member || other.group.phase() != GroupPhase::pending) continue;
-    const std::vector<RankStatus> records = other.group.records();
-    for (std::size_t i = 0; i < records.size(); ++i) {
-      const RankPlan& rank = other.group.plan().ranks[i];
-      if (records[i].state == State::starting) sum += rank.memory - rank.device_memory;
-    }
-  }
-  return sum;
-}
-
 std::optional<int> Launcher::turn() {
-  if (const int number = signals_.take(); number != 0) return said_ready_ ? 0 : 128 + number;
+  if (const int number = signals_.take(); number != 0) {
+    stopped_at_ = Clock::now();
+    return said_ready_ ? 0 : 128 + number;
+  }
   const Sighting seen = watcher_->sighting();
   if (keeper_) {
     keeper_->tick(Clock::now(), seen);
@@ -212,10 +143,12 @@ void Launcher::look_after(Member& member, const Sighting& seen) {
   group.turn();
   const bool waits = group.phase() == GroupPhase::pending || group.phase() == GroupPhase::elsewhere;
   if (waits && member.said != group.phase() && member.deadline && Clock::now() >= *member.deadline)
-    group.abandon(Error{Reason::timeout, "not ready within " + std::to_string(plan_.timeout->count()) + " s",
-                        "give --timeout more seconds", "--timeout"});
+    give_up(member,
+            Error{Reason::timeout, "not ready within " + std::to_string(plan_.timeout->count()) + " s",
+                  "give --timeout more seconds", "--timeout"});
   switch (group.phase()) {
     case GroupPhase::pending:
+      if (member.waits) start(member);
       break;
     case GroupPhase::ready:
       if (shown(entry_of(group), seen)) announce_ready(member);
@@ -230,9 +163,14 @@ void Launcher::look_after(Member& member, const Sighting& seen) {
       announce_evicted(member);
       break;
     case GroupPhase::failed:
-      announce_failed(member);
+      if (!begins_again(member, seen)) announce_failed(member);
       break;
   }
+}
+
+void Launcher::give_up(Member& member, Error error) {
+  const bool begun = !std::exchange(member.waits, false);
+  begun ? member.group.abandon(std::move(error)) : member.group.refuse(error, plan_);
 }
 
 void Launcher::look_after_elsewhere(Member& member, const Sighting& seen) {
@@ -244,9 +182,10 @@ void Launcher::look_after_elsewhere(Member& member, const Sighting& seen) {
         other.state == State::ready || other.state == State::filling || other.state == State::starting;
     return lives && other.role == to_string(plan.role) && other.fingerprint == print;
   });
+  member.filled_elsewhere = served != seen.node->groups.end() && served->state != State::starting;
   if (served != seen.node->groups.end()) {
     member.unknown_since.reset();
-    if (std::optional<Error> other = plan_.device_asked ? other_device(plan, *served) : std::nullopt)
+    if (std::optional<Error> other = mismatch_of(plan_, plan, *served))
       return member.group.abandon(std::move(*other));
     if (served->state != State::ready || !shown(entry_of(member.group), seen)) return;
     if (!member.group.served_elsewhere()) return;
@@ -276,7 +215,7 @@ void Launcher::look_after_lost(Member& member, const Sighting& seen) {
   if (seen.mount) member.kept_by = seen.mount->pid;
   if (member.said == GroupPhase::lost) return;
   console_.note(member.group.error().message + "; the mount still serves " + entry +
-                ", a new preload replaces it");
+                "; a new preload replaces it, where memory is short once nobody holds it");
   member.said = GroupPhase::lost;
 }
 
@@ -313,11 +252,12 @@ void Launcher::update_watch() {
   bool node = false;
   for (const Member& member : members_) {
     const GroupPhase phase = member.group.phase();
-    if (settled(phase)) continue;
+    const bool looks = undecided(member);
+    if (settled(phase) && !looks) continue;
     if (!member.group.fingerprint().empty()) entries.push_back(entry_of(member.group));
     if (member.said == phase) continue;
     urgent = urgent || phase != GroupPhase::pending;
-    node = node || phase == GroupPhase::elsewhere;
+    node = node || looks || phase == GroupPhase::elsewhere;
   }
   watcher_->want(std::move(entries), node, urgent);
 }
@@ -339,7 +279,8 @@ void Launcher::show_progress() {
   std::vector<GroupProgress> rows;
   for (const Member& member : members_) {
     const GroupPhase phase = member.group.phase();
-    if (settled(phase) || member.said) continue;
+    const bool looks = undecided(member);
+    if ((settled(phase) && !looks) || member.said) continue;
     GroupProgress row{std::string(to_string(member.group.plan().role)), member.group.plan().name, "starting"};
     State state = State::ready;
     for (const RankStatus& record : member.group.records()) {
@@ -352,6 +293,7 @@ void Launcher::show_progress() {
     if (const std::string waits = member.group.waits_for(); !waits.empty()) row.state = waits;
     if (phase == GroupPhase::ready) row.state = "waiting for the mount";
     if (phase == GroupPhase::elsewhere) row.state = "waiting for who serves it";
+    if (looks) row.state = "waiting for memory";
     rows.push_back(std::move(row));
   }
   console_.show(rows, Clock::now());
@@ -375,10 +317,19 @@ StatusReply Launcher::status() const {
   StatusReply reply;
   reply.pid = getpid();
   for (const Member& member : members_) {
-    if (member.group.phase() == GroupPhase::evicted) continue;
+    if (member.group.phase() == GroupPhase::evicted || undecided(member)) continue;
     for (RankStatus& record : member.group.records()) reply.ranks.push_back(std::move(record));
   }
   return reply;
+}
+
+/// Whether the mount shows what daemons serve whose launcher was killed; its own have ended.
+bool Launcher::others_serve() const {
+  const std::vector<RankStatus> ranks = serving_ranks(plan_.run_dir);
+  for (const RankStatus& rank : ranks)
+    console_.note("left the mount: pid " + std::to_string(rank.pid) + " serves " + rank.role + "/" +
+                  rank.fingerprint + ", and its launcher is gone; 'wcache evict' ends it");
+  return !ranks.empty();
 }
 
 void Launcher::stop() {
@@ -389,8 +340,9 @@ void Launcher::stop() {
   stop_groups();
   socket_.reset();
   const bool last = here_ && here_->become_last();
-  if (!last) drop_orphans(orphans);
-  if (last && !leave_mount_) {
+  const bool takes_mount = last && !leave_mount_ && !others_serve();
+  if (!takes_mount) drop_orphans(orphans);
+  if (takes_mount) {
     // A launcher without a mount of its own may be the last to go as well.
     if (!keeper_) keeper_.emplace(plan_.run_dir, MountPlan{}, plan_, console_);
     keeper_->take_down();
@@ -399,6 +351,11 @@ void Launcher::stop() {
   watcher_.reset();
   if (last) clear_run_dir();
   here_.reset();
+}
+
+/// Whether there is a signal more than the one that ended the launcher.
+bool Launcher::impatient() const {
+  return signals_.take() != 0 && (!stopped_at_ || Clock::now() - *stopped_at_ >= kOneWish);
 }
 
 void Launcher::stop_groups() {
@@ -411,7 +368,7 @@ void Launcher::stop_groups() {
   const Deadline deadline = deadline_in(kGentleEnd);
   for (Member& member : members_) member.group.leave();
   signal_all(SIGTERM);
-  while (running() && remaining_ms(deadline) > 0 && signals_.take() == 0) {
+  while (running() && remaining_ms(deadline) > 0 && !impatient()) {
     std::vector<pollfd> items = {{signals_.fd(), POLLIN, 0}};
     for (const Member& member : members_) member.group.watch(items);
     poll(items.data(), items.size(), std::min(remaining_ms(deadline), kTurnMs));

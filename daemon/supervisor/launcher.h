@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "core/fd.h"
 #include "core/result.h"
 #include "daemon/supervisor/console.h"
 #include "daemon/supervisor/group.h"
@@ -14,28 +13,9 @@
 #include "daemon/supervisor/mount_watcher.h"
 #include "daemon/supervisor/plan.h"
 #include "daemon/supervisor/status_socket.h"
+#include "daemon/supervisor/stop_signals.h"
 
 namespace wcache {
-
-/// The signals that end a launcher. `block` is the first act of main, before any thread: from then on they
-/// wait for the descriptor that `open` gives. SIGPIPE is ignored.
-class StopSignals {
- public:
-  static void block();
-  /// For a program that wants none of it after all.
-  static void unblock();
-  static Result<StopSignals> open();
-
-  int fd() const { return fd_.get(); }
-  /// The number of a signal that has come; 0 for none. Never blocks.
-  int take() const;
-  /// Whether one is waiting; it stays there.
-  bool pending() const;
-
- private:
-  explicit StopSignals(Fd fd) : fd_(std::move(fd)) {}
-  Fd fd_;
-};
 
 /// What `wcache preload` does once its arguments are checked: starts the groups' daemons, keeps the mount,
 /// says when each group is ready, and stays until it is told to stop or has nothing left to serve. One thread
@@ -63,15 +43,27 @@ class Launcher {
     std::optional<Clock::time_point> deadline;
     std::int32_t kept_by = 0;                        // phase lost: the wcachefs that still shows it
     std::optional<Clock::time_point> unknown_since;  // phase elsewhere, and nobody knows of it
+    bool filled_elsewhere = false;                   // phase elsewhere: whoever fills it has the memory
+    bool waits = false;                              // for an earlier group to take its memory
+    std::optional<Clock::time_point> short_since;    // too little memory, and undecided
+    bool gets_free = false;                          // then: of what others had
+    bool tried_beside = false;                       // then: was started once more beside one that serves
   };
 
   Status begin();
   Status join_others();
   void start(Member& member);
   std::uint64_t memory_to_come(const Member& member) const;
+  static bool has_memory(const Member& member);
+  bool must_wait(const Member& member) const;
+  bool undecided(const Member& member) const;
+  bool begins_again(Member& member, const Sighting& seen);
+  static void add_hint(Member& member, const std::string& hint);
+  bool drop_orphan_of(Member& member, const GroupStatus& orphan);
   std::optional<int> turn();  // an exit code ends the loop
   void wait();
   void look_after(Member& member, const Sighting& seen);
+  void give_up(Member& member, Error error);
   void look_after_elsewhere(Member& member, const Sighting& seen);
   void look_after_lost(Member& member, const Sighting& seen);
   void announce_ready(Member& member);
@@ -85,6 +77,8 @@ class Launcher {
   StatusReply status() const;
   void stop();
   void stop_groups();
+  bool impatient() const;
+  bool others_serve() const;
   void drop_orphans(const std::vector<std::string>& entries) const;
   void clear_run_dir();
 
@@ -99,7 +93,8 @@ class Launcher {
   std::optional<Error> first_error_;
   bool last_was_evicted_ = false;
   bool said_ready_ = false;
-  bool leave_mount_ = false;  // it was here before, and others rely on it
+  std::optional<Clock::time_point> stopped_at_;  // by a signal
+  bool leave_mount_ = false;                     // it was here before, and others rely on it
 };
 
 /// "<role>/<fingerprint>"

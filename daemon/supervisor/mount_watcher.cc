@@ -112,6 +112,7 @@ void MountWatcher::work(std::shared_ptr<Shared> shared) {
 
     Sighting seen;
     seen.looked = true;
+    seen.began = std::chrono::steady_clock::now();
     if (Result<StatusReply> reply = ask_status(socket, deadline_in(kAnswer));
         reply && !reply->mount.path.empty())
       seen.mount = std::move(reply->mount);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <memory>
 #include <optional>
@@ -16,7 +17,8 @@ namespace wcache {
 
 /// What was seen of the mount, and of the node, at one moment.
 struct Sighting {
-  bool looked = false;               ///< whether it was looked at all
+  bool looked = false;  ///< whether it was looked at all
+  std::chrono::steady_clock::time_point began{};
   std::optional<MountStatus> mount;  ///< nullopt: no wcachefs answered
   std::set<std::string>
       visible;  ///< of the entries asked for ("role/fingerprint"): those whose directory is there

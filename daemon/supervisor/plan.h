@@ -65,8 +65,9 @@ struct LaunchPlan {
   std::optional<MountPlan> mount;               ///< nullopt: daemons only
   std::optional<std::chrono::seconds> timeout;  ///< for each group to be ready
   bool device_asked = false;  ///< groups that others serve elsewhere than planned here will not do
-  std::string log_level;      ///< handed on to the daemons; empty: theirs
-  std::string wcached;        ///< programs, by path
+  std::optional<DeviceIpc> ipc_asked = {};  ///< groups that others serve by another kind of sharing neither
+  std::string log_level;                    ///< handed on to the daemons; empty: theirs
+  std::string wcached;                      ///< programs, by path
   std::string wcachefs;
   NodesPlan nodes = {};
 };

@@ -88,9 +88,14 @@ class Supervision(SharedModel):
         eventually(first_path.is_dir, "the killed launcher's entry is back")
         daemon = next(pid for pid, line in self.node.processes() if str(self.model) in line and "wcached" in line)
         self.assertEqual(second.stop(), 0)
-        eventually(lambda: not self.node.mounts(), "the mount went with the last launcher")
+        self.assertIn(f"pid {daemon} serves", second.errors)
+        self.assert_same_files(self.model, first_path)
         os.kill(daemon, signal.SIGTERM)
-        eventually(lambda: not self.node.processes(), "the daemon ended")
+        eventually(lambda: not first_path.exists(), "the daemon ended")
+        third = self.node.preload(self.other)
+        third.ready()
+        self.assertEqual(third.stop(), 0)
+        self.assert_nothing_left()
 
     def test_the_next_launcher_takes_over_when_the_first_stops(self):
         first = self.node.preload(self.model)
@@ -116,6 +121,28 @@ class Supervision(SharedModel):
         third = self.node.preload(self.model)
         third.ready()
         self.assertEqual(third.stop(), 0)
+        self.assert_nothing_left()
+
+    def test_the_mount_stays_while_it_shows_what_others_serve(self):
+        """Who ends last, having failed or been stopped, leaves it where a daemon serves on whose launcher was killed."""
+        first = self.node.preload(self.model)
+        _, fingerprint, path = first.ready()
+        first.process.kill()
+        first.process.wait()
+        failed = self.node.preload(self.other, "--memory-limit", "1K")
+        self.assertEqual(failed.wait(), 7, failed.errors)
+        self.assertIn("left the mount", failed.errors)
+        self.assert_same_files(self.model, path)
+        stopped = self.node.preload(self.other)
+        _, _, other_path = stopped.ready()
+        self.assertEqual(stopped.stop(), 0)
+        self.assertIn(f"serves target/{fingerprint}", stopped.errors)
+        self.assert_same_files(self.model, path)
+        self.assertFalse(other_path.exists())
+        self.assertEqual(self.node.run("evict", fingerprint).returncode, 0)
+        last = self.node.preload(self.other)
+        last.ready()
+        self.assertEqual(last.stop(), 0)
         self.assert_nothing_left()
 
     def test_a_killed_daemon_leaves_its_entry_to_the_mount(self):

@@ -5,19 +5,28 @@
 //   corrupt          says that it failed
 //   busy             says that another serves FAKE_FINGERPRINT
 //   die              ends without a word
+//   hang-before      says nothing, and ends on SIGTERM
 //   hang             fills for ever, and ignores SIGTERM
 //   garbage          sends what is no message
+//   slow-to-end      serves as with ready, and takes half a second to end on SIGTERM
+//   in-turn          writes "<role> starts" to the file FAKE_LOG, a moment later "<role> fills", and serves
+//   together         the same, but fills once FAKE_LOG tells of two that start
+#include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <fstream>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
 
+#include "core/fd.h"
 #include "ipc/client.h"
 #include "ipc/run_dir.h"
 #include "tests/unit/client/status_server.h"
@@ -28,6 +37,18 @@ namespace {
 std::string variable(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? "" : value;
+}
+
+/// Appends a line at once, whoever else does.
+void log(const std::string& line) {
+  const Fd file = open_file(variable("FAKE_LOG").c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600).value();
+  const std::string text = line + "\n";
+  if (write(file.get(), text.data(), text.size()) < 0) std::abort();
+}
+
+long lines_of_log() {
+  std::ifstream file(variable("FAKE_LOG"));
+  return std::count(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>(), '\n');
 }
 
 [[noreturn]] void wait_for_term(const sigset_t& set) {
@@ -42,6 +63,13 @@ int play(std::map<std::string, std::string> options, const sigset_t& set) {
   const auto tell = [&](const RankStatus& status) {
     static_cast<void>(send_message(launcher, {0, status}, deadline_in(std::chrono::seconds(5))));
   };
+  if (word == "in-turn" || word == "together") {
+    log(options["--role"] + " starts");
+    if (word == "in-turn") std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    while (word == "together" && lines_of_log() < 2)
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    log(options["--role"] + " fills");
+  }
   RankStatus status;
   status.role = options["--role"];
   status.name = options["--name"];
@@ -50,6 +78,7 @@ int play(std::map<std::string, std::string> options, const sigset_t& set) {
   status.tp_size = 1;
   status.nbytes = 1000;
   if (word == "die") return 3;
+  if (word == "hang-before") wait_for_term(set);
   status.state = State::filling;
   status.filled = 400;
   tell(status);
@@ -71,8 +100,9 @@ int play(std::map<std::string, std::string> options, const sigset_t& set) {
     return 1;
   }
   const RunDir run_dir = RunDir::open(options["--run-dir"]).value();
-  status.socket =
-      run_dir.rank_socket(Role::target, Fingerprint{digest_from_hex(status.fingerprint).value()}, "HOST-0");
+  const std::string device = options["--device"] == "host" ? "HOST-0" : options["--device"].substr(5);
+  status.socket = run_dir.rank_socket(role_from_string(status.role).value(),
+                                      Fingerprint{digest_from_hex(status.fingerprint).value()}, device);
   status.state = State::ready;
   status.pid = getpid();
   status.filled = 1000;
@@ -81,7 +111,13 @@ int play(std::map<std::string, std::string> options, const sigset_t& set) {
   reply.ranks = {status};
   const StatusServer server(status.socket, reply);
   tell(status);
-  if (word == "ready") wait_for_term(set);
+  if (word == "slow-to-end") {
+    int number = 0;
+    sigwait(&set, &number);
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    return 0;
+  }
+  if (word == "ready" || word == "in-turn" || word == "together") wait_for_term(set);
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
   if (word == "ready-then-die") raise(SIGKILL);
   status.state = State::failed;

@@ -8,7 +8,9 @@
 #include <array>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <thread>
@@ -49,6 +51,11 @@ class Output {
   std::string text_;
 };
 
+std::string text_of(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
 class LauncherTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -76,6 +83,17 @@ class LauncherTest : public testing::Test {
     return plan;
   }
   std::string mount() const { return directory_ / "a/mount"; }
+  std::string log() const { return directory_ / "log"; }
+
+  /// A target and its draft, each on a device.
+  LaunchPlan pair_on(const std::string& device, const std::string& other) {
+    LaunchPlan two = plan(false);
+    two.groups[0].ranks = {{.device_uuid = device, .ipc = DeviceIpc::vmm}};
+    two.groups.push_back(two.groups[0]);
+    two.groups[1].role = Role::draft0;
+    two.groups[1].ranks[0].device_uuid = other;
+    return two;
+  }
 
   /// Runs a launcher to its end. `meanwhile` runs on another thread; what it returns is sent as a signal to
   /// this process.
@@ -141,11 +159,23 @@ TEST_F(LauncherTest, StoppedBeforeReadyItEndsWithTheSignal) {
     EXPECT_TRUE(
         eventually([&] { return !node().groups.empty() && node().groups[0].state == State::filling; }));
     kill(getpid(), SIGTERM);
-    std::this_thread::sleep_for(300ms);
+    std::this_thread::sleep_for(1500ms);
     return SIGTERM;  // again: the daemon ignores the first
   });
   EXPECT_EQ(code, 128 + SIGTERM);
   EXPECT_EQ(out_.text(), "");
+  expect_nothing_left();
+}
+
+TEST_F(LauncherTest, ASignalThatComesTwiceAtOnceCountsOnce) {
+  const int code = run(plan(false), "slow-to-end", [&] {
+    EXPECT_TRUE(eventually([&] { return printed("\n"); }));
+    kill(getpid(), SIGTERM);
+    std::this_thread::sleep_for(50ms);
+    return SIGTERM;  // timeout(1) sends it to its child, and to its process group
+  });
+  EXPECT_EQ(code, 0);
+  EXPECT_FALSE(noted("killing daemons")) << err_.text();
   expect_nothing_left();
 }
 
@@ -192,6 +222,39 @@ TEST_F(LauncherTest, GroupsThatStartTogetherMustFitTogether) {
   EXPECT_EQ(code, 0);
   EXPECT_EQ(out_.text(), "READY target " + kPrint + " -\n");
   EXPECT_TRUE(noted("FAILED draft0 over-budget: ")) << err_.text();
+}
+
+TEST_F(LauncherTest, OnOneDeviceTheTargetTakesItsMemoryFirst) {
+  setenv("FAKE_LOG", log().c_str(), 1);
+  LaunchPlan two = pair_on("GPU-0", "GPU-0");
+  const int code = run(std::move(two), "in-turn", [&] {
+    EXPECT_TRUE(eventually([&] { return printed("READY draft0") && printed("READY target"); }));
+    return SIGINT;
+  });
+  EXPECT_EQ(code, 0);
+  EXPECT_EQ(text_of(log()), "target starts\ntarget fills\ndraft0 starts\ndraft0 fills\n");
+}
+
+TEST_F(LauncherTest, OnDevicesOfTheirOwnGroupsStartTogether) {
+  setenv("FAKE_LOG", log().c_str(), 1);
+  const int code = run(pair_on("GPU-0", "GPU-1"), "together", [&] {
+    EXPECT_TRUE(eventually([&] { return printed("READY draft0") && printed("READY target"); }));
+    return SIGINT;
+  });
+  EXPECT_EQ(code, 0);
+}
+
+TEST_F(LauncherTest, AGroupThatWaitsForADeviceIsKnownAndStartsOnceTheOtherHasFailed) {
+  int known = 0;
+  LaunchPlan two = pair_on("GPU-0", "GPU-0");
+  two.timeout = 1s;
+  const int code = run(std::move(two), "hang-before", [&] {
+    EXPECT_TRUE(eventually([&] { return (known = static_cast<int>(node().groups.size())) == 2; }));
+    EXPECT_TRUE(eventually([&] { return noted("FAILED target timeout") && noted("FAILED draft0 timeout"); }));
+    return 0;
+  });
+  EXPECT_EQ(known, 2);
+  EXPECT_EQ(code, 5);
 }
 
 TEST_F(LauncherTest, EvictedItEndsWith0) {
