@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Engines and entries on a device of a fake machine (tests/fake_cuda), with real daemons: each engine is a process."""
+"""Engines and entries on a device, with real daemons: each engine is a process. The device is one of a fake machine
+(tests/fake_cuda), or, with WCACHE_TEST_GPU=real, the first of this one; tests that look into the driver need the fake."""
 
 import hashlib
 import json
@@ -11,14 +12,15 @@ import sys
 import unittest
 
 import harness
-from harness import SharedModel, eventually
-from python_test import has, tensors_of, use_engines_python
+from harness import SharedModel, eventually, needs, tensors_of_all
+from python_test import use_engines_python
 
-sys.path.insert(0, str(harness.SOURCE / "tests" / "fake_cuda"))
+sys.path[:0] = [str(harness.SOURCE / "tests" / part) for part in ("fake_cuda", "mount/cuda")]
+import cuda_harness  # noqa: E402
 import fake_gpu  # noqa: E402
+from cuda_harness import REAL, needs_fake  # noqa: E402
 
 BUILD = harness.BIN.parent
-LIBRARY = BUILD / "tests" / "libwcache_fake_cuda.so"
 ENGINE = pathlib.Path(__file__).with_name("engine.py")
 UUIDS = ["GPU-" + fake_gpu.FakeGpu.default_uuid(device) for device in range(2)]
 
@@ -63,7 +65,7 @@ class Engine:
 
 
 class OnDevice(SharedModel):
-    """A fake machine with two devices, the model on the first of them."""
+    """A machine with devices, two where it is fake, the model on the first of them."""
 
     ipc = "vmm"
     mounted = False
@@ -71,16 +73,21 @@ class OnDevice(SharedModel):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        cls.expected = dict(row for path in cls.model.glob("*.safetensors") for row in tensors_of(path))
+        cls.expected = tensors_of_all(cls.model)
 
     def setUp(self):
         super().setUp()
-        self.gpu = fake_gpu.FakeGpu(str(LIBRARY), {"devices": 2, "granularity": 1 << 16})
-        self.addCleanup(self.gpu.close)
-        self.node.environment.update(self.gpu.environment())
+        if REAL:
+            cuda_harness.use_real_driver(self.node.environment)
+            self.uuid = cuda_harness.ask_devices(self.node.environment)["devices"][0]["uuid"]
+        else:
+            self.gpu = fake_gpu.FakeGpu(str(cuda_harness.FAKE_LIBRARY), {"devices": 2, "granularity": 1 << 16})
+            self.addCleanup(self.gpu.close)
+            self.node.environment.update(self.gpu.environment())
+            self.uuid = UUIDS[0]
         self.engines = []
         self.addCleanup(lambda: [engine.end() for engine in self.engines])
-        self.preload = self.node.preload(self.model, "--device", f"cuda:{UUIDS[0]}", "--ipc", self.ipc, mount=self.mounted)
+        self.preload = self.node.preload(self.model, "--device", f"cuda:{self.uuid}", "--ipc", self.ipc, mount=self.mounted)
         _, self.fingerprint, self.path = self.preload.ready()
 
     def engine(self, entry=None, prefix=(), **environment):
@@ -97,7 +104,8 @@ class OnDevice(SharedModel):
 
     def assert_nothing_kept(self, engine):
         engine("close")
-        self.assertEqual(self.gpu.leaks(engine.pid), {})
+        if not REAL:
+            self.assertEqual(self.gpu.leaks(engine.pid), {})
 
     def kill_daemon(self):
         """As the kernel kills it; its launcher notes it."""
@@ -114,36 +122,41 @@ class Vmm(OnDevice):
         for engine in engines:
             self.assertEqual(engine.answer(), {
                 "role": "target", "fingerprint": self.fingerprint, "ranks": 1, "tier": "cuda",
-                "ipc_kind": "cuda-" + ("vmm" if self.ipc == "vmm" else "ipc"), "device_uuid": UUIDS[0],
+                "ipc_kind": "cuda-" + ("vmm" if self.ipc == "vmm" else "ipc"), "device_uuid": self.uuid,
                 "survives": self.ipc == "vmm"})
         self.assertLessEqual({engine.pid for engine in engines}, {h["pid"] for h in self.node.group()["holders"]})
         for engine in engines:
             engine.ask("bytes")
         for engine in engines:
             self.assert_same(engine.answer())
-        used = self.gpu.used_bytes(0)
+        used = None if REAL else self.gpu.used_bytes(0)
         for engine in engines:
             self.assert_nothing_kept(engine)
-        self.assertEqual(self.gpu.used_bytes(0), used)  # one copy, however many read it
+        if not REAL:
+            self.assertEqual(self.gpu.used_bytes(0), used)  # one copy, however many read it
 
     def test_where_tensors_are(self):
         engine = self.engine()
         engine("open")
         infos = engine("infos")
-        calls = self.gpu.counters(engine.pid)
         slabs = {info["slab"] for info in infos.values()}
-        self.assertEqual(calls["calls.cuMemMap" if self.ipc == "vmm" else "calls.cuIpcOpenMemHandle_v2"], len(slabs))
+        if not REAL:
+            calls = self.gpu.counters(engine.pid)
+            self.assertEqual(calls["calls.cuMemMap" if self.ipc == "vmm" else "calls.cuIpcOpenMemHandle_v2"], len(slabs))
         for name, (dtype, shape, data) in self.expected.items():
             info = infos[name]
             self.assertEqual((info["dtype_name"], tuple(info["shape"]), info["nbytes"]), (dtype, shape, len(data)))
-            self.assertEqual((info["device"], info["read_only"]), ("cuda:0", self.ipc == "vmm"))
+            self.assertEqual(info["device"], "cuda:0")
+            if not REAL:  # drivers differ in it
+                self.assertEqual(info["read_only"], self.ipc == "vmm")
             self.assertEqual(info["slab_offset"] % 256, 0)
         capsules = engine("capsules", 1)
         for name, (dtype, shape, _) in self.expected.items():
             self.assertEqual(capsules[name]["data"], infos[name]["address"])
-            self.assertEqual(capsules[name]["flags"], 1 if self.ipc == "vmm" else 0)
+            self.assertEqual(capsules[name]["flags"], 1 if infos[name]["read_only"] else 0)
         self.assert_nothing_kept(engine)
 
+    @needs_fake
     def test_names_need_no_device(self):
         for environment in ({"WCACHE_LIBCUDA": "/no/libcuda.so.1"}, {"CUDA_VISIBLE_DEVICES": ""}):
             engine = self.engine(**environment)
@@ -154,6 +167,7 @@ class Vmm(OnDevice):
             self.assertEqual(self.gpu.counters(engine.pid), {})
             self.assertEqual(self.failure_of(engine, "infos")["reason"], "unsupported")
 
+    @needs_fake
     def test_devices_in_another_order_and_hidden_ones(self):
         engine = self.engine(CUDA_VISIBLE_DEVICES="1,0")
         engine("open")
@@ -167,6 +181,7 @@ class Vmm(OnDevice):
             self.assertIn(UUIDS[0], failure["message"])
             self.assertIn("CUDA_VISIBLE_DEVICES", failure["message"] + failure["hint"])
 
+    @needs_fake
     def test_the_driver_refuses(self):
         """Each first call of the driver, in turn, in an engine of its own: typed, nothing kept, and the next works."""
         engine = self.engine()
@@ -190,9 +205,8 @@ class Vmm(OnDevice):
                 engine("open")
                 self.assertEqual(len(engine("bytes")), len(self.expected))
 
+    @needs("torch")
     def test_torch_without_cuda_says_what_to_do(self):
-        if not has("torch"):
-            self.skipTest("torch is not installed")
         import torch
         if torch.cuda.is_available():
             self.skipTest("this torch has CUDA")
@@ -208,6 +222,7 @@ class Legacy(Vmm):
 
     ipc = "legacy"
 
+    @needs_fake
     def test_another_pid_namespace_is_named(self):
         apart = ["unshare", "--pid", "--fork", "--kill-child"]
         if subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
@@ -284,7 +299,7 @@ class LegacyMounted(OnDevice):
 class EveryDtype(OnDevice):
     options = ("--kind", "dtypes")
 
-    @unittest.skipUnless(has("numpy"), "numpy is not installed")
+    @needs("numpy")
     def test_numpy_has_copies(self):
         engine = self.engine()
         engine("open")
@@ -318,6 +333,31 @@ class EveryDtype(OnDevice):
         self.assert_nothing_kept(engine)
 
 
+class Torch(OnDevice):
+    """Of a real device: there is no torch for the fake one. Not run yet on a machine that has one."""
+
+    options = ("--kind", "dtypes")
+
+    @unittest.skipUnless(REAL, "this needs a device that torch can use")
+    @needs("torch", "numpy")
+    def test_views_of_the_device_are_the_checkpoint(self):
+        import torch
+        if not torch.cuda.is_available():
+            self.skipTest("this torch has no CUDA")
+        engine = self.engine()
+        engine("open", "torch")
+        infos = engine("infos")
+        tensors = engine("tensors")
+        self.assert_same({name: digest for name, (*_, digest) in tensors.items()})
+        for name, (dtype, shape, data) in self.expected.items():
+            kind, given, device, address, _ = tensors[name]
+            self.assertEqual(device, "cuda:0")
+            if data:
+                self.assertEqual(address, infos[name]["address"], name)
+            if kind != "torch.uint8":
+                self.assertEqual(tuple(given), shape, (name, dtype))
+
+
 class Example(OnDevice):
     def test_the_c_program_reads_the_device(self):
         program = self.node.root / "attach"
@@ -337,4 +377,4 @@ class Example(OnDevice):
 
 if __name__ == "__main__":
     use_engines_python()
-    harness.main()
+    cuda_harness.main()

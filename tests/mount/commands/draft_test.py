@@ -9,34 +9,12 @@ import pathlib
 import re
 import shutil
 import signal
-import struct
 import tempfile
 
 import harness
-from harness import NodeTest, eventually, make_checkpoint
+from harness import NodeTest, eventually, make_checkpoint, tensors_of, tensors_of_all
 
 MTP = json.dumps({"method": "mtp", "num_speculative_tokens": 1})
-
-
-def tensors_of(path):
-    """Every tensor of a safetensors file: its dtype, shape and bytes."""
-    with open(path, "rb") as file:
-        header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
-        header.pop("__metadata__", None)
-        start = file.tell()
-        found = {}
-        for name, row in header.items():
-            begin, end = row["data_offsets"]
-            file.seek(start + begin)
-            found[name] = (row["dtype"], tuple(row["shape"]), file.read(end - begin))
-        return found
-
-
-def checkpoint_tensors(model):
-    found = {}
-    for path in model.glob("*.safetensors"):
-        found.update(tensors_of(path))
-    return found
 
 
 class Drafts(NodeTest):
@@ -67,7 +45,7 @@ class Drafts(NodeTest):
 
     def assert_draft(self, entry, model, prefix, shared):
         """The entry is the draft of `model`: its MTP tensors as they are there, and what the loaders read beside them."""
-        source = checkpoint_tensors(model)
+        source = tensors_of_all(model)
         draft = tensors_of(entry / "model.safetensors")
         own = {name for name in source if name.startswith(prefix)}
         self.assertTrue(own)

@@ -56,6 +56,16 @@ class Engine:
     def torch(self, name):
         return str(self.model[name])
 
+    def tensors(self):
+        """name -> (type, shape, device, address, digest of the bytes) of what torch is given."""
+        import torch
+        found = {}
+        for name in self.model:
+            tensor = self.model[name]
+            raw = tensor.reshape(-1).view(torch.uint8).cpu().numpy().tobytes() if tensor.numel() else b""
+            found[name] = (str(tensor.dtype), tuple(tensor.shape), str(tensor.device), tensor.data_ptr(), digest(raw))
+        return found
+
     def capsules(self, version):
         """What a consumer of DLPack would read of each tensor."""
         return {name: self.capsule(self.model.dlpack(name), version) for name in self.model}

@@ -5,12 +5,14 @@ below it. Nothing else on the machine is looked at or touched.
 """
 
 import filecmp
+import importlib.util
 import json
 import os
 import pathlib
 import select
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -229,12 +231,71 @@ class SharedModel(NodeTest):
         cls.model = make_checkpoint(cls.models / "first", *cls.options)
 
 
+def tensors_of(path):
+    """name -> (dtype, shape, bytes) of a safetensors file, by the format's own words."""
+    data = pathlib.Path(path).read_bytes()
+    (size,) = struct.unpack_from("<Q", data)
+    rows = {name: row for name, row in json.loads(data[8:8 + size]).items() if name != "__metadata__"}
+    return {name: (row["dtype"], tuple(row["shape"]), data[8 + size + row["data_offsets"][0]:8 + size + row["data_offsets"][1]])
+            for name, row in rows.items()}
+
+
+def tensors_of_all(model):
+    """The same of all files of a checkpoint."""
+    return {name: row for path in model.glob("*.safetensors") for name, row in tensors_of(path).items()}
+
+
+def bytes_of(path):
+    """name -> bytes of a safetensors file."""
+    return {name: data for name, (_, _, data) in tensors_of(path).items()}
+
+
+def needs(*modules):
+    """Marks a test that cannot do without these modules: main() has a run of its own for such tests, which counts as skipped
+    where they are missing."""
+    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+
+    def mark(test):
+        test.needs = modules
+        return unittest.skipIf(missing, f"not installed: {', '.join(missing)}")(test)
+    return mark
+
+
+def _cases(suite):
+    for part in suite:
+        if isinstance(part, unittest.TestSuite):
+            yield from _cases(part)
+        else:
+            yield part
+
+
+class _Some(unittest.TestLoader):
+    """Tests that need modules, or all others."""
+
+    def __init__(self, with_modules):
+        super().__init__()
+        self.with_modules = with_modules
+
+    def loadTestsFromModule(self, module, *args, **options):  # noqa: N802
+        chosen = unittest.TestSuite()
+        for case in _cases(super().loadTestsFromModule(module, *args, **options)):
+            if hasattr(getattr(case, case._testMethodName), "needs") == self.with_modules:
+                chosen.addTest(case)
+        return chosen
+
+
 def main():
-    """unittest.main, with 77 where every test was skipped."""
+    """unittest.main, with 77 where every test was skipped. With --with-modules the tests that are marked by needs, with
+    --without-modules all others."""
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         print("skipped: /dev/fuse cannot be opened")
         sys.exit(77)
-    program = unittest.main(exit=False, verbosity=2)
+    loader = unittest.defaultTestLoader
+    for word, with_modules in (("--with-modules", True), ("--without-modules", False)):
+        if word in sys.argv:
+            sys.argv.remove(word)
+            loader = _Some(with_modules)
+    program = unittest.main(exit=False, verbosity=2, testLoader=loader)
     result = program.result
     if result.testsRun and len(result.skipped) == result.testsRun:
         sys.exit(77)

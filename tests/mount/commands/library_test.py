@@ -5,28 +5,14 @@ import json
 import os
 import pathlib
 import shutil
-import struct
 import subprocess
 import sys
 import tempfile
 
 import harness
-from harness import SharedModel, eventually
+from harness import SharedModel, bytes_of, eventually
 
 BUILD = harness.BIN.parent
-
-
-def tensors_of(path):
-    """name -> (bytes, sum of the bytes) of a safetensors file, by the format's own words."""
-    data = path.read_bytes()
-    (size,) = struct.unpack_from("<Q", data)
-    header = json.loads(data[8:8 + size])
-    found = {}
-    for name, row in header.items():
-        if name != "__metadata__":
-            begin, end = (8 + size + offset for offset in row["data_offsets"])
-            found[name] = (end - begin, sum(data[begin:end]))
-    return found
 
 
 class Library(SharedModel):
@@ -56,7 +42,7 @@ class Library(SharedModel):
         found = {name: (int(nbytes), int(total)) for name, _, nbytes, _, total, place in rows if place == "host"}
         expected = {}
         for path in self.model.glob("*.safetensors"):
-            expected.update(tensors_of(path))
+            expected.update({name: (len(data), sum(data)) for name, data in bytes_of(path).items()})
         self.assertEqual(found, expected)
 
     def test_every_tensor_by_every_kind_of_name(self):

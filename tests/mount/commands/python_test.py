@@ -13,7 +13,7 @@ import threading
 import unittest
 
 import harness
-from harness import NodeTest, SharedModel, eventually
+from harness import NodeTest, SharedModel, eventually, needs, tensors_of_all
 
 sys.path.insert(0, str(harness.BIN.parent / "python"))
 import wcache  # noqa: E402
@@ -23,21 +23,11 @@ def has(module):
     return importlib.util.find_spec(module) is not None
 
 
-def tensors_of(path):
-    """name -> (dtype, shape, bytes) of a safetensors file, by the format's own words."""
-    data = path.read_bytes()
-    (size,) = struct.unpack_from("<Q", data)
-    for name, row in json.loads(data[8:8 + size]).items():
-        if name != "__metadata__":
-            begin, end = (8 + size + offset for offset in row["data_offsets"])
-            yield name, (row["dtype"], tuple(row["shape"]), data[begin:end])
-
-
 class Python(SharedModel):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        cls.expected = dict(row for path in cls.model.glob("*.safetensors") for row in tensors_of(path))
+        cls.expected = tensors_of_all(cls.model)
 
     def setUp(self):
         super().setUp()
@@ -98,7 +88,7 @@ class Python(SharedModel):
         self.assertEqual(self.node.run("evict", self.fingerprint).returncode, 3)
         self.assertRaises(wcache.NotRunning, self.open)
 
-    @unittest.skipUnless(has("numpy"), "numpy is not installed")
+    @needs("numpy")
     def test_numpy_views_are_the_memory_itself(self):
         import numpy
         with self.open(framework="numpy") as model:
@@ -113,13 +103,13 @@ class Python(SharedModel):
                     self.assertEqual((array.dtype, array.shape), (numpy.uint8, (*shape[:-1], 2 * shape[-1])))
             self.assertRaises(ValueError, lambda: array.__setitem__(..., 0))
 
-    @unittest.skipUnless(has("torch") or has("numpy"), "neither torch nor numpy is installed")
+    @needs("numpy")
     def test_the_default_is_torch_where_it_is_installed(self):
         with self.open() as model:
             kind = type(model[min(self.expected)]).__module__
         self.assertEqual(kind.split(".")[0], "torch" if has("torch") else "numpy")
 
-    @unittest.skipUnless(has("torch"), "torch is not installed")
+    @needs("torch")
     def test_torch_views_are_the_memory_itself(self):
         import torch
         with self.open(framework="torch") as model:
@@ -130,7 +120,7 @@ class Python(SharedModel):
                 if dtype == "BF16":
                     self.assertEqual((tensor.dtype, tuple(tensor.shape)), (torch.bfloat16, shape))
 
-    @unittest.skipUnless(has("torch"), "torch is not installed")
+    @needs("torch")
     def test_torch_is_told_of_each_file_once(self):
         import torch
         with self.open(framework="torch") as model:
@@ -149,7 +139,7 @@ class Python(SharedModel):
         gc.collect()
         eventually(lambda: os.getpid() not in self.holders(), self.holders)
 
-    @unittest.skipUnless(has("torch"), "torch is not installed")
+    @needs("torch")
     def test_many_threads(self):
         import torch
         def sums(model, out):
@@ -163,7 +153,7 @@ class Python(SharedModel):
                 thread.join()
         self.assertEqual(results, 8 * [[sum(self.expected[name][2]) for name in sorted(self.expected)]])
 
-    @unittest.skipUnless(has("torch") and has("numpy"), "torch or numpy is not installed")
+    @needs("torch", "numpy")
     def test_what_takes_dlpack(self):
         import numpy
         import torch
@@ -189,7 +179,7 @@ class EveryDtype(SharedModel):
         super().setUp()
         self.preload = self.node.preload(self.model, mount=False)
         _, self.fingerprint, _ = self.preload.ready()
-        self.expected = dict(row for path in self.model.glob("*.safetensors") for row in tensors_of(path))
+        self.expected = tensors_of_all(self.model)
 
     def check(self, framework, bytes_of):
         """What is given by name: its bytes, and its shape or that in bytes. The dtypes that had one of their own."""
@@ -205,13 +195,13 @@ class EveryDtype(SharedModel):
                     self.assertEqual(tuple(given.shape[:-1]), shape[:-1] if given.ndim > 1 else (), name)
         return own
 
-    @unittest.skipUnless(has("numpy"), "numpy is not installed")
+    @needs("numpy")
     def test_numpy(self):
         own = self.check("numpy", lambda array: array.tobytes())
         self.assertGreaterEqual(own, {"BOOL", "I8", "I16", "U16", "F16", "F32", "I64", "F64", "C64"})
         self.assertFalse(own & {"BF16", "F8_E4M3", "F4"})
 
-    @unittest.skipUnless(has("torch"), "torch is not installed")
+    @needs("torch", "numpy")
     def test_torch(self):
         import torch
         own = self.check("torch", lambda tensor: tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
@@ -235,14 +225,14 @@ class Misaligned(NodeTest):
     def open(self, framework):
         return wcache.open("odd", run_dir=self.node.run_dir, framework=framework)
 
-    @unittest.skipUnless(has("numpy"), "numpy is not installed")
+    @needs("numpy")
     def test_numpy_reads_it_in_place(self):
         with self.open("numpy") as model:
             self.assertEqual(model.where("x").address % 8, 1)
             self.assertEqual(model["x"].tobytes(), self.DATA)
             self.assertEqual(model["x"].__array_interface__["data"][0], model.where("x").address)
 
-    @unittest.skipUnless(has("torch"), "torch is not installed")
+    @needs("torch")
     def test_torch_gets_a_copy_and_is_told(self):
         with self.open("torch") as model:
             with self.assertWarnsRegex(UserWarning, "x is not aligned in model.safetensors: copied"):

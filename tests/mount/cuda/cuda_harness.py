@@ -6,7 +6,6 @@ import json
 import os
 import pathlib
 import shutil
-import struct
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,7 @@ SOURCE = pathlib.Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(SOURCE / "tests" / "mount" / "commands"), str(SOURCE / "tests" / "fake_cuda")]
 import harness  # noqa: E402
 from fake_gpu import FakeGpu  # noqa: E402
-from harness import BIN, WAIT, NodeTest, eventually, make_checkpoint  # noqa: E402,F401
+from harness import BIN, WAIT, NodeTest, bytes_of, eventually, make_checkpoint  # noqa: E402,F401
 
 REAL = os.environ.get("WCACHE_TEST_GPU") == "real"
 FAKE_LIBRARY = BIN.parent / "tests" / "libwcache_fake_cuda.so"
@@ -25,17 +24,9 @@ MTP = json.dumps({"method": "mtp", "num_speculative_tokens": 1})
 needs_fake = unittest.skipIf(REAL, "this needs the fake driver")
 
 
-def tensors_of(path):
-    """name -> bytes of a safetensors file, by the format's own words."""
-    data = path.read_bytes()
-    (size,) = struct.unpack_from("<Q", data)
-    return {name: data[8 + size + row["data_offsets"][0]:8 + size + row["data_offsets"][1]]
-            for name, row in json.loads(data[8:8 + size]).items() if name != "__metadata__"}
-
-
 def digests_of(*files):
     """name -> SHA-256 of each tensor, as engine.py says them."""
-    return {name: hashlib.sha256(data).hexdigest() for file in files for name, data in tensors_of(file).items()}
+    return {name: hashlib.sha256(data).hexdigest() for file in files for name, data in bytes_of(file).items()}
 
 
 def attributes(path, prefix="user.wcache."):
@@ -82,6 +73,12 @@ def ask_devices(environment):
     return json.loads(done.stdout)
 
 
+def use_real_driver(environment):
+    """In place of none, which a node has otherwise."""
+    del environment["WCACHE_LIBCUDA"]
+    environment.update({name: os.environ[name] for name in ("WCACHE_LIBCUDA",) if name in os.environ})
+
+
 def main():
     """harness.main, with 77 where the real driver is meant and there is none."""
     if REAL and "devices" not in (report := ask_devices(os.environ)):
@@ -112,8 +109,7 @@ class CudaTest(NodeTest):
         super().setUp()
         self.gpu = None
         if REAL:
-            del self.node.environment["WCACHE_LIBCUDA"]
-            self.node.environment.update({name: os.environ[name] for name in ("WCACHE_LIBCUDA",) if name in os.environ})
+            use_real_driver(self.node.environment)
         else:
             self.gpu = FakeGpu(str(FAKE_LIBRARY), self.config)
             self.addCleanup(self.gpu.close)

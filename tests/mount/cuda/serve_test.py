@@ -11,7 +11,7 @@ import sys
 import unittest
 
 import cuda_harness
-from cuda_harness import MTP, CudaTest, attributes, digests_of, eventually, needs_fake, tensors_of
+from cuda_harness import MTP, CudaTest, attributes, bytes_of, digests_of, eventually, needs_fake
 
 sys.path.insert(0, str(cuda_harness.BIN.parent / "python"))
 import wcache  # noqa: E402
@@ -62,8 +62,8 @@ class Serve(CudaTest):
         self.assertEqual(known.stdout.splitlines()[0], target, "where it is makes no difference")
         source = {}
         for file in self.weights():
-            source.update(tensors_of(file))
-        served = tensors_of(draft_path / "model.safetensors")
+            source.update(bytes_of(file))
+        served = bytes_of(draft_path / "model.safetensors")
         self.assertIn("model.mtp_layers.0.input_proj.weight", served)
         for name, data in served.items():
             self.assertTrue(data == source[name], name)
@@ -96,7 +96,7 @@ class Serve(CudaTest):
         self.assertGreaterEqual(int(file["ipc_size"]), int(file["nbytes"]))
         self.assert_handle(file)
         self.assertNotIn("ipc_handle", attributes(path / "config.json"))
-        name = sorted(tensors_of(self.weights()[0]))[0]
+        name = sorted(bytes_of(self.weights()[0]))[0]
         tensor = attributes(path / ".wcache" / "tensors" / name)
         for key in ("dtype", "shape", "nbytes", "digest", "rank", "file", "offset"):
             self.assertIn(key, tensor)
@@ -115,7 +115,7 @@ class Serve(CudaTest):
         """The fake's device memory can be read through its descriptors."""
         _, _, path = self.preload().ready()
         for file in self.weights():
-            for name, data in tensors_of(file).items():
+            for name, data in bytes_of(file).items():
                 row = attributes(path / ".wcache" / "tensors" / name)
                 fd, nbytes = wcache.redeem(row["ipc_handle"].decode())
                 try:
