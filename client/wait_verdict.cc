@@ -1,5 +1,7 @@
 #include "client/wait_verdict.h"
 
+#include <algorithm>
+
 #include "client/entry_ref.h"
 #include "core/format.h"
 
@@ -17,6 +19,15 @@ std::string words_of(const WaitFor& what) {
   if (!what.fingerprint.empty()) return "group with fingerprint " + what.fingerprint;
   if (!what.name.empty()) return "group named '" + printable(what.name) + "'";
   return what.role.empty() ? "group" : "group of role " + what.role;
+}
+
+/// Whether the files of its directory can be read: of an orphan on a device they cannot.
+bool serves_files(const GroupStatus& group) {
+  if (group.state == State::ready) return true;
+  const auto lost = [](const RankStatus& rank) {
+    return rank.state == State::orphaned && rank.tier == "cuda";
+  };
+  return group.state == State::orphaned && std::none_of(group.ranks.begin(), group.ranks.end(), lost);
 }
 
 }  // namespace
@@ -41,7 +52,7 @@ WaitVerdict judge(const NodeStatus& node, const WaitFor& what, bool mount_coming
       return verdict;
     }
     const bool shown = !group->path.empty() || (!node.mount && !mount_coming);
-    const bool serves = group->state == State::ready || group->state == State::orphaned;
+    const bool serves = serves_files(*group);
     if (serves && shown) {
       verdict.paths.push_back(group->path.empty() ? "-" : group->path);
       continue;
@@ -49,6 +60,8 @@ WaitVerdict judge(const NodeStatus& node, const WaitFor& what, bool mount_coming
     verdict.done = false;
     const std::string state = serves ? "ready, but not mounted yet" : std::string(to_string(group->state));
     verdict.missing = Error{Reason::not_ready, title_of(*group) + " is " + state};
+    if (group->state == State::orphaned)
+      verdict.missing.hint = "its weights were on a device whose daemon has died: preload it again";
   }
   return verdict;
 }

@@ -107,7 +107,8 @@ Result<DeviceReport> device_report_of(std::string_view json) {
     for (const Json& row : object.at("devices")) report.devices.push_back(device_of(row));
     return report;
   } catch (const Json::exception& error) {
-    return fail(Reason::internal, std::string("not a report of devices: ") + error.what());
+    return fail(Reason::internal, std::string("'wcached --devices' printed no report of devices: ") + error.what(),
+                "does the driver's library print something itself? run 'wcached --devices' to see");
   }
 }
 

@@ -4,6 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "ipc/client.h"
 
 namespace wcache {
 
@@ -22,13 +26,38 @@ MappingScan mappings_of(const Entry& entry) {
   return scan_mappings("/proc", search);
 }
 
-EntryHolders holders_of(const Entry& entry, OpenFiles& open_files, const Mappings& mappings) {
-  MappingScan mapped = mappings(entry);
-  EntryHolders all{open_files.holders(entry), mapped.complete};
-  for (Holder& holder : mapped.holders)
+namespace {
+
+constexpr std::chrono::seconds kAnswerWait{2};
+
+void add(EntryHolders& all, std::vector<Holder> holders) {
+  for (Holder& holder : holders)
     if (std::none_of(all.holders.begin(), all.holders.end(),
                      [&](const Holder& known) { return known.pid == holder.pid; }))
       all.holders.push_back(std::move(holder));
+}
+
+}  // namespace
+
+std::optional<EntryHolders> daemons_holders(const Entry& entry) {
+  EntryHolders all;
+  const Deadline deadline = deadline_in(kAnswerWait);
+  for (const auto& part : entry.parts()) {
+    Result<Client> daemon = Client::connect(part->socket(), Purpose::command, "wcachefs", deadline);
+    if (!daemon) return std::nullopt;
+    Result<StatusReply> status = daemon->status(deadline);
+    if (!status || status->ranks.size() != 1) return std::nullopt;
+    RankStatus& rank = status->ranks.front();
+    all.complete = all.complete && rank.holders_complete;
+    add(all, std::move(rank.holders));
+  }
+  return all;
+}
+
+EntryHolders holders_of(const Entry& entry, OpenFiles& open_files, const Mappings& mappings) {
+  MappingScan mapped = mappings(entry);
+  EntryHolders all{open_files.holders(entry), mapped.complete};
+  add(all, std::move(mapped.holders));
   return all;
 }
 

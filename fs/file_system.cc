@@ -241,7 +241,7 @@ void FileSystem::open(Request request, fuse_ino_t inode, fuse_file_info* info) {
       return;
     case NodeKind::entry_status:
       later(std::move(request), [this, node, file](Request asked) {
-        const EntryHolders held = holders_of(*node.entry, open_files_, mappings_);
+        const EntryHolders held = holders(*node.entry);
         open_text(std::move(asked), node, file, share_text(entry_status(*node.entry, held.holders)));
       });
       return;
@@ -447,8 +447,15 @@ void FileSystem::listxattr(Request request, fuse_ino_t inode, std::size_t size) 
   reply_xattr(std::move(request), list, size);
 }
 
+/// Daemons know more than we do: who is attached to them.
+EntryHolders FileSystem::holders(const Entry& entry) {
+  if (settings_.ask_daemons && entry.state() == State::ready)
+    if (std::optional<EntryHolders> asked = settings_.ask_daemons(entry)) return std::move(*asked);
+  return holders_of(entry, open_files_, mappings_);
+}
+
 XattrContext FileSystem::xattr_context(const TreeSnapshot& tree, uid_t asker) {
-  return {[this](const Entry& entry) { return holders_of(entry, open_files_, mappings_).holders.size(); },
+  return {[this](const Entry& entry) { return holders(entry).holders.size(); },
           [&tree](const Entry& entry) { return tree.partner(entry); }, settings_.mount,
           settings_.control_socket, asker == settings_.uid};
 }

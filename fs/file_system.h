@@ -32,6 +32,7 @@ class FileSystem {
     std::string mount;  ///< for the paths in status files
     std::int64_t started_ns = 0;
     std::string control_socket = {};  ///< for the handles of orphans
+    AskDaemons ask_daemons = {};      ///< who holds an entry; empty: only what can be known here
   };
   /// Everything is borrowed and must outlive the session that serves this.
   FileSystem(Settings settings, Tree& tree, OpenFiles& open_files, Passthrough& passthrough,
@@ -78,6 +79,7 @@ class FileSystem {
   void read_device(Request request, const Part& part, std::uint32_t row, std::uint64_t offset,
                    std::size_t nbytes);
   XattrContext xattr_context(const TreeSnapshot& tree, uid_t asker);
+  EntryHolders holders(const Entry& entry);
   static void reply_xattr(Request request, std::string_view value, std::size_t size);
 
   const Settings settings_;

@@ -52,8 +52,9 @@ class Server {
         tree_(unix_time_ns),
         open_files_(unix_time),
         status_([this] { return node_status_json(run_dir_.path()); }),
-        file_system_({geteuid(), getegid(), mount_.path(), unix_time_ns(), run_dir_.mount_socket()}, tree_,
-                     open_files_, passthrough_, status_, mappings_of, log) {}
+        file_system_(
+            {geteuid(), getegid(), mount_.path(), unix_time_ns(), run_dir_.mount_socket(), daemons_holders},
+            tree_, open_files_, passthrough_, status_, mappings_of, log) {}
 
   Status start() {
     Result<std::unique_ptr<Session>> session = Session::start(file_system_, mount_.take_device(), log_);

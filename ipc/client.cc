@@ -53,7 +53,10 @@ Result<Client> Client::connect(const std::string& path, Purpose purpose, std::st
                                Deadline deadline) {
   Result<Connection> connection = Connection::connect(path, deadline);
   if (!connection) return fail(connection.error());
-  return over(std::move(*connection), purpose, command, deadline);
+  Result<Client> client = over(std::move(*connection), purpose, command, deadline);
+  if (!client && client.error().reason == Reason::timeout) client.error().message += " (" + path + ")";
+  if (client) client->path_ = path;
+  return client;
 }
 
 Result<Client> Client::over(Connection connection, Purpose purpose, std::string_view command,
@@ -81,7 +84,7 @@ Result<std::uint32_t> Client::ask(Body body, Deadline deadline, std::span<const 
 
 Result<Client::Answer> Client::answer(std::uint32_t id, std::size_t fds, Deadline deadline) {
   Result<std::optional<Message>> message = connection_.receive({kMaxMessageBytes, fds}, deadline);
-  if (!message) return fail(message.error());
+  if (!message) return fail(message.error().reason == Reason::timeout ? silent() : message.error());
   if (!*message) return fail(hung_up());
   Result<Envelope> envelope = decode((*message)->bytes);
   if (!envelope) return fail(envelope.error());
@@ -90,6 +93,16 @@ Result<Client::Answer> Client::answer(std::uint32_t id, std::size_t fds, Deadlin
                                      std::to_string(id) + " was due");
   if (auto* error = std::get_if<ErrorReply>(&envelope->body)) return fail(std::move(error->error));
   return Answer{std::move(envelope->body), std::move((*message)->fds)};
+}
+
+std::string Client::peer() const {
+  std::string name = server_pid_ > 0 ? "process " + std::to_string(server_pid_) : "the peer";
+  return path_.empty() ? name : name + " at " + path_;
+}
+
+Error Client::silent() const {
+  return Error{Reason::timeout, peer() + " has not answered in time",
+               "see whether it is stopped or hangs (its state in ps, its log in the run directory)"};
 }
 
 Error Client::unexpected(const Body& body) {

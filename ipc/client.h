@@ -100,6 +100,8 @@ class Client {
     Body body;
     std::vector<Fd> fds;
   };
+  std::string peer() const;  ///< for messages
+  Error silent() const;
   Result<std::uint32_t> ask(Body body, Deadline deadline, std::span<const int> fds = {});
   Result<Answer> answer(std::uint32_t id, std::size_t fds, Deadline deadline);
   Result<std::vector<Fd>> descriptors(std::uint32_t id, std::size_t count, Deadline deadline);
@@ -116,6 +118,7 @@ class Client {
 
   Connection connection_;
   std::int32_t server_pid_ = 0;
+  std::string path_;  ///< of the socket; empty where it was connected elsewhere
   std::uint32_t last_id_ = 0;
 };
 

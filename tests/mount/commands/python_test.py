@@ -62,6 +62,7 @@ class Python(SharedModel):
         name = min(self.expected)
         view = model.bytes(name)
         self.assertIn(os.getpid(), self.holders())
+        self.assertEqual(os.getxattr(self.path, "user.wcache.holders"), b"1")
         model.close()
         self.assertRaises(wcache.Invalid, model.info, name)
         self.assertEqual(self.node.run("evict", self.fingerprint).returncode, 6)

@@ -132,6 +132,7 @@ class Serve(CudaTest):
         for engine in engines:
             self.assertEqual(engine.answer(), expected)
         self.assertEqual({holder["pid"] for holder in self.groups()["target"]["holders"]}, {e.pid for e in engines})
+        self.assertEqual(os.getxattr(path, "user.wcache.holders"), b"3")
         done = self.node.run("evict", fingerprint)
         self.assertEqual(done.returncode, 6, done.stderr)
         self.assertIn(str(engines[0].pid), done.stderr)

@@ -63,6 +63,20 @@ TEST(Judge, ANameMeansATargetUnlessTheRoleIsGiven) {
   EXPECT_FALSE(judge(both, {"draft0", "a", ""}, false).done);
 }
 
+TEST(Judge, AnOrphanServesItsFilesUnlessTheyWereOnADevice) {
+  GroupStatus orphan = group("target", "a", State::orphaned, "/p");
+  RankStatus rank;
+  rank.state = State::orphaned;
+  rank.tier = "host";
+  orphan.ranks.push_back(rank);
+  EXPECT_TRUE(judge(node({orphan}), {}, false).done);
+  orphan.ranks.front().tier = "cuda";
+  const WaitVerdict verdict = judge(node({orphan}), {}, false);
+  EXPECT_FALSE(verdict.done);
+  EXPECT_EQ(verdict.missing.reason, Reason::not_ready);
+  EXPECT_FALSE(verdict.missing.hint.empty());
+}
+
 TEST(Judge, AFailedGroupEndsItWithExitCode1) {
   GroupStatus failed = group("target", "a", State::failed);
   failed.reason = "over-budget";
