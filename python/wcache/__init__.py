@@ -16,7 +16,7 @@ import typing
 
 from ._errors import (Busy, Corrupt, Denied, Error, Evicted, Internal, Invalid, Io, Mismatch, NotFound, NotReady,
                       NotRunning, OverBudget, Stale, Timeout, Unsupported, Version)
-from ._dlpack import Exporter
+from ._dlpack import Exporter, sweep
 from ._library import DEVICE_TYPE_CPU, Handle, Tensor, library, redeem as _redeem, text
 from ._views import FRAMEWORKS, device_of, dtype_of, exporter, name_of, shape_of
 
@@ -141,6 +141,7 @@ class Model(collections.abc.Mapping[str, typing.Any]):
         """Lets the entry go. Arrays made before stay valid, and hold it as long as they live."""
         self._handle = None
         self._framework = type(self._framework)()
+        sweep()
 
     def __enter__(self) -> "Model":
         return self

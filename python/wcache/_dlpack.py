@@ -1,6 +1,8 @@
 """DLPack 1.1 by ctypes: memory of an entry as the capsules that frameworks take. Private."""
 
 import ctypes
+import gc
+import sys
 import typing
 
 READ_ONLY = 1  # a flag of a versioned capsule
@@ -43,7 +45,6 @@ class ManagedVersioned(ctypes.Structure):
 _given: typing.Dict[int, tuple] = {}
 
 _Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-_Destructor = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 
 
 @_Deleter
@@ -61,23 +62,46 @@ def _python(name, result, *arguments):
 
 
 _new = _python("PyCapsule_New", ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-# By address: a destructor is called for an object that has no references any more, and must not make one.
-_is_valid = _python("PyCapsule_IsValid", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
-_pointer_of = _python("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+_is_valid = _python("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, ctypes.c_void_p)
 _keep = _python("Py_IncRef", None, ctypes.py_object)
 
-
-@_Destructor
-def _destroy(capsule, names=(_NAME, _NAME_VERSIONED), is_valid=_is_valid, pointer_of=_pointer_of):
-    """Of a capsule that nobody has consumed: a consumer gives it another name."""
-    for name in names:
-        if is_valid(capsule, name):
-            _delete(pointer_of(capsule, name))
-
-
 # Tensors may end after this module does, when the interpreter is taken down: the code that is called then must not go.
-for _forever in (_delete, _destroy, _NAME, _NAME_VERSIONED):
+for _forever in (_delete, _NAME, _NAME_VERSIONED):
     _keep(_forever)
+
+# Capsules that may not have been consumed yet, and what they are of. They have no destructor: Python calls that with the
+# consumer's exception set where one refuses a capsule, and no Python code may run then. `sweep` ends them instead.
+_offered: typing.List[typing.Tuple[object, int, ctypes.c_char_p]] = []
+
+
+def _references(offer: tuple) -> int:
+    return sys.getrefcount(offer[0])
+
+
+_NOBODY_ELSE = _references((object(),))  # how many are there, where only the tuple has the object
+
+
+def sweep(*_: object) -> None:
+    """Lets go of what capsules hold that nobody has any more. Called with every capsule that is made, when a model is closed, and by
+    the garbage collector."""
+    for offer in _offered[:]:
+        consumed = not _is_valid(offer[0], offer[2])  # a consumer gives it another name
+        if not consumed and _references(offer) > _NOBODY_ELSE:
+            continue
+        try:
+            _offered.remove(offer)
+        except ValueError:
+            continue  # another thread's sweep was sooner
+        if not consumed:
+            _given.pop(offer[1], None)
+
+
+def _after_collection(phase: str, _: object) -> None:
+    if phase == "stop":
+        sweep()
+
+
+gc.callbacks.append(_after_collection)
 
 
 def capsule(address: int, shape: typing.Sequence[int], dtype: typing.Tuple[int, int], device: typing.Tuple[int, int],
@@ -99,9 +123,13 @@ def capsule(address: int, shape: typing.Sequence[int], dtype: typing.Tuple[int, 
     managed.deleter = ctypes.cast(_delete, ctypes.c_void_p)
     if isinstance(managed, ManagedVersioned):
         managed.major, managed.minor, managed.flags = 1, 1, READ_ONLY if read_only else 0
+    sweep()
     where = ctypes.addressof(managed)
     _given[where] = (managed, sizes, strides, owner)
-    return _new(where, _NAME_VERSIONED if versioned else _NAME, ctypes.cast(_destroy, ctypes.c_void_p))
+    name = _NAME_VERSIONED if versioned else _NAME
+    made = _new(where, name, None)
+    _offered.append((made, where, name))
+    return made
 
 
 class Exporter:

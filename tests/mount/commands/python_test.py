@@ -170,6 +170,20 @@ class Python(SharedModel):
                     self.assertEqual((array.dtype, array.tobytes()), (numpy.float32, data))
                     self.assertFalse(array.flags.writeable)
 
+    @needs("numpy")
+    def test_a_refused_capsule_is_let_go(self):
+        import numpy
+        model = self.open()
+        name = next(name for name, (dtype, _, _) in self.expected.items() if dtype == "BF16")
+        with self.assertRaises((BufferError, RuntimeError, TypeError)):  # and no SystemError
+            numpy.from_dlpack(model.dlpack(name))
+        kept = model.dlpack(name).__dlpack__()
+        model.close()
+        self.assertIn(os.getpid(), self.holders())
+        del kept
+        gc.collect()
+        eventually(lambda: os.getpid() not in self.holders(), self.holders)
+
 
 class EveryDtype(SharedModel):
     """Whole, empty and scalar tensors of every dtype of safetensors."""

@@ -73,13 +73,23 @@ class Capsules(unittest.TestCase):
             self.check_tensor(managed.dl_tensor)
         self.consume(capsule, _dlpack.ManagedVersioned, b"dltensor_versioned", USED_VERSIONED)()
         del capsule
+        _dlpack.sweep()
         self.assertEqual(len(self.gone), 2)
 
     def test_one_that_nobody_takes(self):
         for versioned in (False, True):
             self.make(versioned=versioned)
+        self.assertEqual(len(self.gone), 1)  # the next one ends those before
+        gc.collect()
         self.assertEqual(len(self.gone), 2)
         self.assertEqual(_dlpack._given, {})
+
+    def test_one_that_somebody_keeps_is_not_swept(self):
+        capsule = self.make()
+        gc.collect()
+        self.make()
+        self.assertEqual(self.gone, [])
+        self.check_tensor(_dlpack.Managed.from_address(pointer_of(capsule, b"dltensor")).dl_tensor)
 
     def test_the_deleter_may_be_called_in_any_thread(self):
         deleters = [self.consume(self.make(), _dlpack.Managed, b"dltensor", USED) for _ in range(200)]
@@ -124,6 +134,7 @@ class Capsules(unittest.TestCase):
         self.assertEqual(len(made), 1, "it waits for itself")
         self.assertEqual(len(self.gone), 1)
         made.clear()
+        _dlpack.sweep()
         self.assertEqual((len(self.gone), given), (2, {}))
 
     def test_a_scalar(self):
