@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "tests/fake_cuda/fixture.h"
+#include "tests/support/descriptors.h"
 
 namespace wcache::testing {
 namespace {
@@ -84,11 +85,6 @@ class FailuresTest : public FakeCudaTest {
     return result;
   }
 
-  static std::size_t open_descriptors() {
-    const std::filesystem::directory_iterator all("/proc/self/fd");
-    return static_cast<std::size_t>(std::distance(begin(all), end(all)));
-  }
-
   CUdeviceptr legacy_ = 0, reserved_ = 0;
   CUmemGenericAllocationHandle handle_ = 0, imported_ = 0;
   int fd_ = -1;
@@ -139,7 +135,7 @@ TEST_F(FailuresTest, WhicheverCallFailsNothingIsLeft) {
   start();
   driver_.reset();
   ASSERT_EQ(one_of_everything(), CUDA_SUCCESS);
-  const std::size_t descriptors = open_descriptors();
+  const std::size_t descriptors = test::open_descriptors();
   ASSERT_THAT(gpu_.leaks(getpid(), false), IsEmpty());
   bool all_done = false;
   unsigned failing = 0;
@@ -151,7 +147,7 @@ TEST_F(FailuresTest, WhicheverCallFailsNothingIsLeft) {
     EXPECT_EQ(result, all_done ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED);
     EXPECT_THAT(gpu_.leaks(getpid()), ElementsAre("live.contexts=1")) << "call " << failing;
     EXPECT_EQ(gpu_.used_bytes(0), 0u) << "call " << failing;
-    EXPECT_EQ(open_descriptors(), descriptors) << "call " << failing;
+    EXPECT_EQ(test::open_descriptors(), descriptors) << "call " << failing;
   }
   EXPECT_EQ(failing, 13u) << "12 calls make everything";
 }

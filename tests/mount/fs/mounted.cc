@@ -191,11 +191,6 @@ std::size_t mounts_at(const std::string& path) {
   return count;
 }
 
-std::size_t open_descriptors(pid_t pid) {
-  const std::filesystem::directory_iterator rows("/proc/" + std::to_string(pid) + "/fd");
-  return static_cast<std::size_t>(std::distance(begin(rows), end(rows)));
-}
-
 Xattr get_xattr(const std::string& path, const std::string& name) {
   std::array<char, 4096> buffer{};
   const ssize_t n = getxattr(path.c_str(), name.c_str(), buffer.data(), buffer.size());

@@ -15,6 +15,7 @@
 #include "ipc/protocol.h"
 #include "ipc/run_dir.h"
 #include "tests/mount/fs/fake_daemon.h"
+#include "tests/support/descriptors.h"
 
 namespace wcache::test {
 
@@ -68,7 +69,6 @@ std::set<std::string> list(const std::string& directory);
 bool exists(const std::string& path);
 /// Mounts of wcachefs at `path`, dead ones included.
 std::size_t mounts_at(const std::string& path);
-std::size_t open_descriptors(pid_t pid);
 
 struct Xattr {
   std::string value;

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <cstring>
-#include <filesystem>
 #include <map>
 #include <memory>
 #include <set>
@@ -20,6 +19,7 @@
 #include "ipc/run_dir.h"
 #include "tests/fake_cuda/driver_table.h"
 #include "tests/fake_cuda/fake_gpu.h"
+#include "tests/support/descriptors.h"
 #include "tests/unit/client/device_rank.h"
 #include "tests/unit/client/rank_server.h"
 #include "tests/unit/client/temporary_directory.h"
@@ -153,9 +153,6 @@ class LibraryCuda : public ::testing::Test {
   }
 
   std::vector<std::string> leaks() const { return gpu_.leaks(getpid()); }
-  static std::size_t descriptors() {
-    return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}));
-  }
 
   TemporaryDirectory directory_;
   const RunDir run_dir_ = RunDir::open(directory_.path()).value();
@@ -266,7 +263,7 @@ TEST_P(LibraryCudaKinds, LeaveNothingWhicheverCallFails) {
   wcache_close(std::exchange(opened_, nullptr));
   std::map<std::string_view, unsigned long long> calls;
   for (const std::string_view function : takes) calls[function] = driver_.calls(std::string(function));
-  const std::size_t before = descriptors();
+  const std::size_t before = test::open_descriptors();
   for (const auto& [function, count] : calls)
     for (unsigned long long call = 1; call <= std::min(count, 3ULL); ++call)
       for (const auto& [code, reason] : std::map<int, wcache_reason>{
@@ -285,7 +282,7 @@ TEST_P(LibraryCudaKinds, LeaveNothingWhicheverCallFails) {
         check_all(opened_);
         wcache_close(std::exchange(opened_, nullptr));
         EXPECT_THAT(leaks(), IsEmpty());
-        EXPECT_EQ(descriptors(), before);
+        EXPECT_EQ(test::open_descriptors(), before);
       }
 }
 
@@ -306,7 +303,7 @@ TEST_P(LibraryCudaKinds, LeaveNothingWhicheverCallOfAllFails) {
   using ::testing::Each;
   EXPECT_THAT(use(), Each(WCACHE_OK)) << wcache_last_message();
   const unsigned long long calls = driver_.calls("any");
-  const std::size_t before = descriptors();
+  const std::size_t before = test::open_descriptors();
   for (unsigned long long call = 1; call <= calls; ++call)
     for (const int code : {1, 2, 801}) {
       SCOPED_TRACE("call " + std::to_string(call) + " of " + std::to_string(calls) + ": " +
@@ -316,7 +313,7 @@ TEST_P(LibraryCudaKinds, LeaveNothingWhicheverCallOfAllFails) {
       EXPECT_THAT(use(), Each(AnyOf(WCACHE_OK, WCACHE_IO, WCACHE_OVER_BUDGET, WCACHE_UNSUPPORTED,
                                     WCACHE_NOT_RUNNING)));
       EXPECT_THAT(leaks(), IsEmpty());
-      EXPECT_EQ(descriptors(), before);
+      EXPECT_EQ(test::open_descriptors(), before);
     }
 }
 

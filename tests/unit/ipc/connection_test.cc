@@ -11,13 +11,13 @@
 
 #include <chrono>
 #include <cstring>
-#include <filesystem>
 #include <string_view>
 #include <thread>
 #include <vector>
 
 #include "ipc/listener.h"
 #include "temporary_directory.h"
+#include "tests/support/descriptors.h"
 
 namespace wcache {
 namespace {
@@ -30,12 +30,6 @@ std::span<const std::byte> bytes_of(std::string_view text) {
 
 std::string text_of(const Message& message) {
   return {reinterpret_cast<const char*>(message.bytes.data()), message.bytes.size()};
-}
-
-std::size_t open_descriptors() {
-  std::size_t count = 0;
-  for ([[maybe_unused]] const auto& item : std::filesystem::directory_iterator("/proc/self/fd")) ++count;
-  return count;
 }
 
 std::vector<Fd> some_files(std::size_t count) {
@@ -94,7 +88,7 @@ TEST_F(ConnectionTest, TooLongAMessageIsCorrupt) {
 }
 
 TEST_F(ConnectionTest, SurplusDescriptorsAreCorruptAndClosed) {
-  const std::size_t before = open_descriptors();
+  const std::size_t before = test::open_descriptors();
   for (const std::size_t allowed : {0, 1, 2, 3}) {
     {
       const std::vector<Fd> files = some_files(allowed + 1);
@@ -103,7 +97,7 @@ TEST_F(ConnectionTest, SurplusDescriptorsAreCorruptAndClosed) {
     const auto message = b_.receive({64, allowed}, deadline_in(1s));
     ASSERT_FALSE(message) << allowed;
     EXPECT_EQ(message.error().reason, Reason::corrupt);
-    EXPECT_EQ(open_descriptors(), before) << allowed;
+    EXPECT_EQ(test::open_descriptors(), before) << allowed;
   }
 }
 
@@ -140,7 +134,7 @@ TEST_F(ConnectionTest, APeerThatClosesWithUnreadMessagesIsAnEndToo) {
 }
 
 TEST_F(ConnectionTest, AnEmptyMessageIsTheEndAndItsDescriptorsAreClosed) {
-  const std::size_t before = open_descriptors();
+  const std::size_t before = test::open_descriptors();
   {
     const std::vector<Fd> files = some_files(1);
     char room[CMSG_SPACE(sizeof(int))] = {};
@@ -158,7 +152,7 @@ TEST_F(ConnectionTest, AnEmptyMessageIsTheEndAndItsDescriptorsAreClosed) {
   const auto end = b_.receive({64, 4}, deadline_in(1s));
   ASSERT_TRUE(end);
   EXPECT_FALSE(*end);
-  EXPECT_EQ(open_descriptors(), before);
+  EXPECT_EQ(test::open_descriptors(), before);
 }
 
 TEST_F(ConnectionTest, SendingToAClosedPeerIsNotRunningAndRaisesNoSignal) {

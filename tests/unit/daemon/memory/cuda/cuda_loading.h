@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <filesystem>
 #include <iterator>
 #include <memory>
 #include <optional>
@@ -17,6 +16,7 @@
 #include "daemon/memory/cuda/load.h"
 #include "daemon/memory/cuda/loading.h"
 #include "tests/fake_cuda/fake_gpu.h"
+#include "tests/support/descriptors.h"
 #include "tests/unit/daemon/fill/fake_disk.h"
 #include "tests/unit/daemon/fill/random_draft.h"
 
@@ -24,9 +24,7 @@ namespace wcache::testing {
 
 inline constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 
-inline std::size_t open_descriptors() {
-  return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}));
-}
+using test::open_descriptors;
 
 /// A machine with a fake GPU, in this process.
 class CudaTest : public ::testing::Test {
