@@ -115,7 +115,10 @@ Result<const ImportedSlab*> AttachedPart::imported(std::size_t number) const {
                                      std::to_string(slabs_.size()));
   Slab& slab = *slabs_[number];
   const ImportedSlab* there = slab.imported.load(std::memory_order_acquire);
-  if (there != nullptr) return there;
+  if (there != nullptr) {
+    if (Status ours = there->check_process(); !ours) return fail(std::move(ours.error()));
+    return there;
+  }
   OfferedSlab offer;
   offer.device_uuid = placement_.device_uuid;
   offer.instance = instance_;

@@ -198,6 +198,11 @@ bool ImportedSlab::read_only() const {
   return mapped_->mapping && mapped_->mapping->read_only();
 }
 
+Status ImportedSlab::check_process() const {
+  if (mapped_->home->pid == getpid()) return {};
+  return fail(forked());
+}
+
 Status ImportedSlab::read(std::uint64_t offset, std::span<std::byte> out) const {
   const MappedSlab& slab = *mapped_;
   if (offset > slab.nbytes || out.size() > slab.nbytes - offset)

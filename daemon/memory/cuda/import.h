@@ -48,6 +48,9 @@ class ImportedSlab {
   /// The driver took a read-only mapping of it. False: it must not be written all the same.
   bool read_only() const;
 
+  /// unsupported in a child that fork(2) made after the slab was mapped: it has the address and not the device.
+  Status check_process() const;
+
   /// Copies from the device; returns when the bytes are there. A range beyond the slab is `invalid`. timeout:
   /// the device has not answered; nothing is written into `out` after that.
   Status read(std::uint64_t offset, std::span<std::byte> out) const;

@@ -328,6 +328,25 @@ TEST_F(LibraryCuda, VmmOutlivesItsDaemonForWhoHasAttached) {
   EXPECT_EQ(wcache_open("tiny", run_dir_.path().c_str(), nullptr, &second), WCACHE_NOT_RUNNING);
 }
 
+TEST_F(LibraryCuda, CannotBeUsedByAChildThatWasForked) {
+  const DeviceRank rank(gpu_, run_dir_, "vmm", kManySlabs);
+  ASSERT_EQ(open(), WCACHE_OK) << wcache_last_message();
+  wcache_tensor tensor;
+  ASSERT_EQ(wcache_tensor_at(opened_, 0, &tensor), WCACHE_OK) << wcache_last_message();
+  const pid_t child = fork();
+  if (child == 0) {
+    char byte = 0;
+    const bool refused = wcache_tensor_at(opened_, 0, &tensor) == WCACHE_UNSUPPORTED &&
+                         wcache_read(opened_, 0, 0, &byte, 1) == WCACHE_UNSUPPORTED &&
+                         std::strstr(wcache_last_hint(), "spawn") != nullptr;
+    _exit(refused ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  check_all(opened_);
+}
+
 TEST_F(LibraryCuda, LegacyIsLostWithItsDaemon) {
   DeviceRank rank(gpu_, run_dir_, "legacy", kManySlabs);
   ASSERT_EQ(open(), WCACHE_OK) << wcache_last_message();
