@@ -43,6 +43,7 @@ Json json_of(const RankStatus& rank) {
   if (rank.tier == "cuda") {
     put(object, "ipc_kind", rank.ipc_kind);
     object["cuda_context"] = rank.context;
+    object["device_nbytes"] = rank.device_nbytes;
   }
   return object;
 }

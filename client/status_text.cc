@@ -77,6 +77,7 @@ std::string rank_note(const GroupStatus& group, const RankStatus& rank) {
   add(text, rank.pages.empty() ? "" : rank.pages + " pages");
   add(text, rank.fill_path.empty() ? "" : "filled by " + rank.fill_path);
   const bool serves = rank.state == State::ready || rank.state == State::orphaned;
+  add(text, serves && rank.device_nbytes > 0 ? human_size(rank.device_nbytes) + " on the device" : "");
   add(text, serves && rank.context ? "a context on the device" : "");
   const char* mortal =
       rank.tier == "cuda" ? "mappings do not outlive the daemon" : "mappings do not outlive the mount";

@@ -242,7 +242,9 @@ Status Daemon::serve() {
 
 RankStatus Daemon::current_status() const {
   RankStatus status = status_;
-  status.context = entry_ && entry_->device && entry_->device->has_context();
+  if (!entry_ || !entry_->device) return status;
+  status.context = entry_->device->has_context();
+  status.device_nbytes = entry_->device->nbytes();
   return status;
 }
 

@@ -32,6 +32,9 @@ class DeviceEntry {
 
   virtual DeviceIpc ipc() const = 0;
 
+  /// Of all slabs: what they take of the device's memory.
+  virtual std::uint64_t nbytes() const = 0;
+
   /// vmm: a descriptor of each slab, the daemon's own; legacy: empty.
   virtual std::span<const Fd> slabs() const = 0;
   /// legacy: a handle of each slab; vmm: empty.

@@ -226,6 +226,7 @@ std::vector<RankStatus> Groups::orphans() {
     for (const auto& [rank, member] : group.members) {
       if (member.alive) continue;
       RankStatus status = orphan_status(member.part->manifest());
+      if (!member.part->slabs().empty()) status.device_nbytes = member.part->slabs_nbytes();
       status.holders = held.holders;
       status.holders_complete = held.complete;
       status.since = member.since;

@@ -76,7 +76,8 @@ Offset<wire::RankStatus> pack(FlatBufferBuilder& to, const RankStatus& from) {
   return wire::CreateRankStatus(to, role, name, fingerprint, layout, source, state, reason, message, hint,
                                 from.nbytes, from.tensors, from.tp_size, from.rank, from.pid, device, tier,
                                 pages, socket, from.filled, from.rate, fill_path, from.survives, holders,
-                                from.since, from.holders_complete, from.node_ranks, ipc_kind, from.context);
+                                from.since, from.holders_complete, from.node_ranks, ipc_kind, from.context,
+                                from.device_nbytes);
 }
 
 Offset<wire::PairRequest> pack(FlatBufferBuilder& to, const PairRequest& from) {
@@ -269,6 +270,7 @@ class Reader {
     out.node_ranks = from.node_ranks();
     out.ipc_kind = text(from.ipc_kind());
     out.context = from.context();
+    out.device_nbytes = from.device_nbytes();
     return out;
   }
 

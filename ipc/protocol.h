@@ -81,6 +81,8 @@ struct RankStatus {
   std::uint32_t node_ranks = 0;  ///< ranks of its group on this node
   std::string ipc_kind = {};     ///< file, cuda-ipc, cuda-vmm
   bool context = false;          ///< the daemon has a context on its device now
+  std::uint64_t device_nbytes =
+      0;  ///< of the slabs that the daemon, of an orphan the mount, holds on the device
   bool operator==(const RankStatus&) const = default;
 };
 

@@ -61,6 +61,7 @@ class DeviceMemory : public DeviceEntry {
   ~DeviceMemory() override;
 
   DeviceIpc ipc() const override { return slabs_.legacy ? DeviceIpc::legacy : DeviceIpc::vmm; }
+  std::uint64_t nbytes() const override { return slabs_.plan.nbytes(); }
   std::span<const Fd> slabs() const override { return slabs_.descriptors; }
   std::span<const DeviceHandle> handles() const override { return handles_; }
   const std::string& instance() const override { return instance_; }

@@ -339,10 +339,14 @@ TEST(StatusJson, ARankOnADeviceTellsItsKindAndContext) {
   };
   EXPECT_EQ(of(rank)["ipc_kind"], "cuda-vmm");
   EXPECT_EQ(of(rank)["cuda_context"], false);
+  EXPECT_EQ(of(rank)["device_nbytes"], 0);
+  rank.device_nbytes = std::uint64_t{1} << 40;
+  EXPECT_EQ(of(rank)["device_nbytes"], std::uint64_t{1} << 40);
   rank.context = true;
   EXPECT_EQ(of(rank)["cuda_context"], true);
   rank.tier = "host";
   EXPECT_FALSE(of(rank).contains("cuda_context"));
+  EXPECT_FALSE(of(rank).contains("device_nbytes"));
   EXPECT_FALSE(of(rank).contains("ipc_kind"));
 }
 

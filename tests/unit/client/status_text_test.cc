@@ -78,10 +78,11 @@ TEST(StatusText, ARankOnADeviceSaysHowItIsShared) {
       std::string::npos);
   rank.ipc_kind = "cuda-ipc";
   rank.context = true;
+  rank.device_nbytes = std::uint64_t{4} << 30;
   rank.survives = false;
   EXPECT_NE(status_text(node, 1070)
-                .find("cuda-ipc, filled by io_uring-direct, a context on the device, mappings do not outlive "
-                      "the daemon\n"),
+                .find("cuda-ipc, filled by io_uring-direct, 4.0 GiB on the device, a context on the device, "
+                      "mappings do not outlive the daemon\n"),
             std::string::npos);
 }
 

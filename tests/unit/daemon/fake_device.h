@@ -21,9 +21,11 @@ class FakeDevice : public DeviceEntry {
       : bytes_(entry.bytes),
         slabs_(std::move(entry.slabs)),
         handles_(std::move(entry.handles)),
-        instance_(entry.instance) {}
+        instance_(entry.instance),
+        nbytes_(entry.slab_plan.nbytes()) {}
 
   DeviceIpc ipc() const override { return handles_.empty() ? DeviceIpc::vmm : DeviceIpc::legacy; }
+  std::uint64_t nbytes() const override { return nbytes_; }
   std::span<const Fd> slabs() const override { return slabs_; }
   std::span<const DeviceHandle> handles() const override { return handles_; }
   const std::string& instance() const override { return instance_; }
@@ -67,6 +69,7 @@ class FakeDevice : public DeviceEntry {
   const std::vector<Fd> slabs_;
   const std::vector<DeviceHandle> handles_;
   const std::string instance_;
+  const std::uint64_t nbytes_;
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   std::size_t reading_ = 0;

@@ -144,10 +144,13 @@ TEST_F(GroupsOfANode, AnOrphanTellsWhatBecameOfItsMemory) {
   options.fingerprint = kFingerprint;
   for (const char* kind : {"cuda-vmm", "cuda-ipc"}) {
     options.device = TestDevice{.ipc_kind = kind};
-    ASSERT_TRUE(groups_.join(1, part_of(small_model(), options)));
+    const auto lost = part_of(small_model(), options);
+    ASSERT_TRUE(groups_.join(1, lost));
     groups_.lose(1);
     const RankStatus rank = groups_.orphans().at(0);
     EXPECT_EQ(rank.tier, "cuda");
+    EXPECT_GT(lost->slabs_nbytes(), 0u);
+    EXPECT_EQ(rank.device_nbytes, std::string_view(kind) == "cuda-vmm" ? lost->slabs_nbytes() : 0u);
     EXPECT_EQ(rank.ipc_kind, kind);
     EXPECT_EQ(rank.survives, std::string_view(kind) == "cuda-vmm");
     EXPECT_FALSE(rank.context);

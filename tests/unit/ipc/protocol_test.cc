@@ -42,6 +42,7 @@ RankStatus full_rank() {
   rank.node_ranks = 4;
   rank.ipc_kind = "cuda-vmm";
   rank.context = true;
+  rank.device_nbytes = 3ULL << 40;
   return rank;
 }
 
