@@ -319,15 +319,22 @@ void FileSystem::read_device(Request request, const Part& part, std::uint32_t ro
     request.bytes(std::string_view());
     return;
   }
+  if (device_reads_.closed()) {
+    request.error(EIO);
+    return;
+  }
   // std::function must be copyable, a request must not. Nothing here may keep the part: its end waits for
   // this.
   auto waiting = std::make_shared<Request>(std::move(request));
   part.read(row, offset, nbytes,
             [waiting, counted = device_reads_.begin()](const Result<std::span<const std::byte>>& bytes) {
-              if (bytes)
-                waiting->bytes(*bytes);
-              else
-                waiting->error(EIO);
+              const bool given = counted->give([&] {
+                if (bytes)
+                  waiting->bytes(*bytes);
+                else
+                  waiting->error(EIO);
+              });
+              if (!given) waiting->abandon();
             });
 }
 

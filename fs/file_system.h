@@ -62,9 +62,9 @@ class FileSystem {
   void getxattr(Request request, fuse_ino_t inode, const char* name, std::size_t size);
   void listxattr(Request request, fuse_ino_t inode, std::size_t size);
 
-  /// Waits until no read of a device is under way; the session must live until then. Parts that have lost
-  /// their daemons answer at once. False when it took longer.
-  bool wait_device_reads(std::chrono::milliseconds wait) { return device_reads_.wait_none(wait); }
+  /// Before the session ends: waits until no read of a device is under way. Parts that have lost their
+  /// daemons answer at once. False when it took longer: those reads are never answered. Later ones fail.
+  bool end_device_reads(std::chrono::milliseconds wait) { return device_reads_.close(wait); }
 
   spdlog::logger& log() { return log_; }
 

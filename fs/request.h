@@ -42,6 +42,9 @@ class Request {
   bool xattr_size(std::size_t size) { return fuse_reply_xattr(take(), size) == 0; }
   void none() { fuse_reply_none(take()); }
 
+  /// No reply: the session may be gone. The kernel ends the request with the connection; its memory stays.
+  void abandon() { take(); }
+
  private:
   fuse_req_t take() { return std::exchange(request_, nullptr); }
   fuse_req_t request_;

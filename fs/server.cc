@@ -94,7 +94,7 @@ class Server {
     daemons_.reset();
     status_.stop();
     // Their daemons are lost by now, so that those that wait are answered.
-    if (!file_system_.wait_device_reads(kReadsWait)) log_.error("reads of a device do not end");
+    if (!file_system_.end_device_reads(kReadsWait)) log_.error("reads of a device do not end");
     if (notifier_) notifier_->disarm();
     Result<MountPoint::Unmounted> unmounted = mount_.unmount();
     if (unmounted && *unmounted == MountPoint::Unmounted::lazily)

@@ -2,7 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <map>
+#include <thread>
 
 #include "fs/file_system.h"
 #include "tests/unit/fs/fake_backing.h"
@@ -27,7 +29,7 @@ class FilesOfADevice : public testing::Test {
   // A session ends after what it serves, as in the mount.
   void TearDown() override {
     for (const auto& part : entry_->parts()) part->lose_daemon();
-    EXPECT_TRUE(fs_.wait_device_reads(std::chrono::seconds(10)));
+    EXPECT_TRUE(fs_.end_device_reads(std::chrono::seconds(10)));
   }
   std::string base() const { return "target/" + entry_->directory_name(); }
   std::uint64_t weights() { return kernel_.walk(base() + "/model-00002-of-00002.safetensors"); }
@@ -123,6 +125,41 @@ TEST_F(FilesOfADevice, ASlowDaemonHoldsUpNobodyElse) {
     EXPECT_TRUE(late->reply.bytes == file.bytes.substr(offsets[late->unique], 10'000));
     offsets.erase(late->unique);
   }
+}
+
+TEST_F(FilesOfADevice, AReadThatDoesNotEndInTimeIsNeverAnswered) {
+  const std::uint64_t inode = weights();
+  const std::uint64_t handle = open(inode);
+  daemon_.set(Mode::hold);
+  send_read(inode, handle, 0, 1000);
+  EXPECT_TRUE(daemon_.wait_asked(1));
+  EXPECT_FALSE(fs_.end_device_reads(std::chrono::milliseconds(1)));
+  daemon_.set(Mode::serve);
+  EXPECT_TRUE(fs_.end_device_reads(std::chrono::seconds(10))) << "the daemon has answered by now, and";
+  EXPECT_FALSE(kernel_.receive(0)) << "nobody was told";
+  EXPECT_EQ(kernel_.read(inode, handle, 0, 1000).errnum, EIO);
+}
+
+TEST(InFlightTest, TheEndWaitsForAnAnswerThatIsBeingGiven) {
+  InFlight flights;
+  std::atomic<bool> giving = false, ended = false, go_on = false;
+  std::jthread giver([&, counted = flights.begin()] {
+    EXPECT_TRUE(counted->give([&] {
+      giving = true;
+      while (!go_on) std::this_thread::yield();
+      EXPECT_FALSE(ended);
+    }));
+  });
+  while (!giving) std::this_thread::yield();
+  std::jthread closer([&] {
+    flights.close(std::chrono::milliseconds(0));
+    ended = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  go_on = true;
+  closer.join();
+  giver.join();
+  EXPECT_FALSE(flights.begin()->give([] { FAIL(); }));
 }
 
 TEST_F(FilesOfADevice, WhateverTheDaemonDoesIsEioOrTheRightBytes) {
