@@ -87,6 +87,9 @@ class OnDevice(SharedModel):
             self.uuid = UUIDS[0]
         self.engines = []
         self.addCleanup(lambda: [engine.end() for engine in self.engines])
+        self.serve()
+
+    def serve(self):
         self.preload = self.node.preload(self.model, "--device", f"cuda:{self.uuid}", "--ipc", self.ipc, mount=self.mounted)
         _, self.fingerprint, self.path = self.preload.ready()
 
@@ -234,6 +237,40 @@ class Legacy(Vmm):
             failure = self.failure_of(engine, "bytes")
             self.assertEqual(failure["reason"], reason)
             self.assertIn(word, failure["message"])
+
+
+@needs_fake  # granularity and what is mapped are the fake's
+class NumbersOfSlabs(OnDevice):
+    """One slab and more, filled by wcached and read by several engines at once."""
+
+    def serve(self):
+        self.expected_slabs = {"1G": 1, "6M": 2, "1200K": 8}
+
+    def start_daemon(self, ipc, slab_size):
+        daemon = subprocess.Popen(
+            [harness.BIN / "wcached", "--model", self.model, "--run-dir", self.node.run_dir, "--device", f"cuda:{self.uuid}",
+             "--ipc", ipc, "--slab-size", slab_size], env=self.node.environment, stderr=subprocess.DEVNULL)
+        self.addCleanup(lambda: (daemon.kill(), daemon.wait()) if daemon.poll() is None else None)
+        eventually(lambda: [group["state"] for group in self.node.status()["groups"]] == ["ready"], self.node.status)
+        self.fingerprint = self.node.group()["fingerprint"]
+        return daemon
+
+    def test_every_engine_maps_each_slab_once_and_reads_it_right(self):
+        for ipc, mapping in (("vmm", "cuMemMap"), ("legacy", "cuIpcOpenMemHandle_v2")):
+            for size, slabs in self.expected_slabs.items():
+                with self.subTest(ipc=ipc, slabs=slabs):
+                    daemon = self.start_daemon(ipc, size)
+                    engines = [self.engine() for _ in range(3)]
+                    for engine in engines:
+                        engine("open")
+                        engine.ask("bytes")
+                    for engine in engines:
+                        self.assert_same(engine.answer())
+                        self.assertEqual(self.gpu.counters(engine.pid)["calls." + mapping], slabs)
+                        self.assert_nothing_kept(engine)
+                    daemon.send_signal(signal.SIGTERM)
+                    self.assertEqual(daemon.wait(harness.WAIT), 0)
+                    self.assertEqual(self.gpu.used_bytes(0), 0)
 
 
 class VmmMounted(OnDevice):

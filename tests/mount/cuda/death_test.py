@@ -36,6 +36,10 @@ class Death(CudaTest):
         self.assertEqual(engine.ask("open"), expected, "and the mount gives it to others")
         other = self.engine(path)
         self.assertEqual(other.answer(), expected)
+        (rank,) = self.groups()["target"]["ranks"]
+        self.assertGreater(rank["device_nbytes"], 0)
+        if self.gpu:
+            self.assertEqual(rank["device_nbytes"], self.gpu.used_bytes(0))
         file = attributes(path / "model-00001-of-00004.safetensors")
         self.assertEqual((file["state"], file["tier"], file["ipc_kind"]), (b"orphaned", b"cuda", b"cuda-vmm"))
         self.assert_io_error(path)

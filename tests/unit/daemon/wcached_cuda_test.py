@@ -250,6 +250,32 @@ class WcachedOnCuda(unittest.TestCase):
         self.assertEqual(got, 1)
         self.assertIn("no CUDA driver", errors)
 
+    def test_a_driver_without_a_function_is_too_old(self):
+        library = self.root / "libcuda.so.1"
+        (self.root / "driver.c").write_text("int cuInit(unsigned f) { return (int)f; }\n"
+                                            "int cuDriverGetVersion(int* v) { *v = 13000; return 0; }\n")
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, self.root / "driver.c"], check=True)
+        code, errors = self.failure(self.start(WCACHE_LIBCUDA=str(library)))
+        self.assertEqual(code, 1, errors)
+        self.assertRegex(errors, "too old: .*libcuda.so.1 is of CUDA 13.0 and lacks cu[A-Za-z]+")
+        devices = subprocess.run([BIN / "wcached", "--devices"], env=self.environment(WCACHE_LIBCUDA=str(library)),
+                                 capture_output=True, text=True, timeout=WAIT)
+        self.assertIn("lacks cu", devices.stdout)
+
+    def test_an_exclusive_device_takes_one_process(self):
+        self.gpu.configure({"devices": 2, "attribute.20": 3})
+        first = self.start("--ipc", "legacy")  # which keeps its context
+        self.wait_ready(first)
+        code, errors = self.failure(self.start("--ipc", "legacy", model=self.make_model("second", 2)))
+        self.assertEqual(code, 1, errors)
+        self.assertIn(f"{uuid(1)} (Fake GPU) is in exclusive-process mode, and another process uses it", errors)
+        self.assertIn("nvidia-smi -c DEFAULT", errors)
+        self.assertEqual(self.wcache("verify")[0], 0)
+        self.end(first)
+        second = self.start("--ipc", "legacy", model=self.root / "second")
+        self.wait_ready(second)
+        self.end(second)
+
     def test_a_mig_instance_is_a_device_of_its_own(self):
         part = "aaaa1111-2222-3333-4444-555566667777"
         self.gpu.configure({"devices": 3, "device.2.uuid": part, "device.2.mig_parent": FakeGpu.default_uuid(1)})
