@@ -150,6 +150,7 @@ Result<Planned> plan_launch(const CommandContext& context, const PreloadOptions&
                   .mount = std::move(*mount),
                   .timeout = timeout,
                   .device_asked = wish->devices.asked,
+                  .ipc_asked = wish->devices.ipc,
                   .log_level = context.common.log_level,
                   .wcached = {},
                   .wcachefs = {},

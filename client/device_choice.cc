@@ -1,6 +1,7 @@
 #include "client/device_choice.h"
 
 #include <algorithm>
+#include <cctype>
 #include <utility>
 
 #include "core/format.h"
@@ -9,13 +10,29 @@ namespace wcache {
 namespace {
 
 constexpr std::string_view kNamed = "cuda:";
+constexpr std::size_t kUuidLength = 40;  // with the "GPU-" or "MIG-"
 constexpr const char* kDeviceWords = "--device takes host, cuda or cuda:UUID[,UUID...]";
+
+/// A UUID as reports spell it: "GPU-" or "MIG-", and small hexadecimal digits.
+std::string spelled(std::string_view word) {
+  std::string name(word);
+  const auto kind = std::min(name.begin() + 4, name.end());
+  std::transform(name.begin(), kind, name.begin(), [](unsigned char c) { return std::toupper(c); });
+  std::transform(kind, name.end(), kind, [](unsigned char c) { return std::tolower(c); });
+  return name;
+}
 
 Result<std::vector<std::string>> split_names(std::string_view list) {
   std::vector<std::string> names;
   for (;;) {
     const std::size_t comma = std::min(list.find(','), list.size());
-    const std::string name(list.substr(0, comma));
+    const std::string name = spelled(list.substr(0, comma));
+    if (name.starts_with("MIG-") && name.size() != kUuidLength)
+      return fail(Reason::invalid,
+                  "'" + printable(name) +
+                      "' is not the whole UUID of a MIG instance, and of several the driver "
+                      "shows the first alone",
+                  "'nvidia-smi -L' lists them", "--device");
     if (!name.starts_with("GPU-") && !name.starts_with("MIG-"))
       return fail(Reason::invalid, "'" + printable(name) + "' is no UUID of a device",
                   "devices are named GPU-... and MIG-..., as 'nvidia-smi -L' and 'wcached --devices' say",
@@ -120,6 +137,7 @@ Result<ChosenDevice> chosen(const ReportedDevice& device, const DeviceWish& wish
 
 Result<DeviceChoice> choose(const std::vector<ReportedDevice>& devices, const DeviceWish& wish) {
   DeviceChoice choice;
+  choice.ipc = wish.ipc;
   for (const ReportedDevice& device : devices) {
     Result<ChosenDevice> one = chosen(device, wish);
     if (!one) return fail(std::move(one.error()));

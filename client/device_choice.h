@@ -21,7 +21,9 @@ struct DeviceWish {
     cuda,
   };
   Kind kind = Kind::automatic;
-  std::vector<std::string> names;  ///< of kind cuda: UUIDs or beginnings of them; empty: whatever is visible
+  /// Of kind cuda: UUIDs or, of whole GPUs, beginnings of them, as reports spell them; empty: whatever is
+  /// visible.
+  std::vector<std::string> names;
   std::optional<DeviceIpc> ipc;
 };
 
@@ -38,6 +40,7 @@ struct ChosenDevice {
 struct DeviceChoice {
   std::vector<ChosenDevice> devices;  ///< of this node's ranks, in their order; empty: host memory
   bool asked = false;                 ///< --device said so; otherwise it is the default
+  std::optional<DeviceIpc> ipc = {};  ///< as --ipc said
   std::string note;                   ///< why the default is host memory, where a user would wonder
   bool on_device() const { return !devices.empty(); }
 };

@@ -112,6 +112,10 @@ Result<GroupPlan> plan_on(const DeviceChoice& choice, std::string& note, const P
   Result<GroupPlan> group = plan(choice.devices);
   if (group || !choice.on_device() || choice.asked || group.error().reason != Reason::unsupported)
     return group;
+  if (choice.ipc)
+    return fail(Reason::invalid,
+                "--ipc is for CUDA devices, and there is none to use: " + group.error().message,
+                "leave --ipc out", "--ipc");
   Result<GroupPlan> in_host = plan(std::vector<ChosenDevice>());
   if (in_host)
     note =

@@ -54,6 +54,9 @@ Status check_device(DaemonOptions& options, const Words& words) {
   else if (!words.ipc.empty())
     return fail(Reason::invalid, "no such way to share device memory: " + words.ipc, "vmm or legacy",
                 "--ipc");
+  if (options.ipc && options.device_uuid.empty())
+    return fail(Reason::invalid, "--ipc is for CUDA devices: files in host memory need none",
+                "leave --ipc out", "--ipc");
   if (words.slab_size.empty()) return {};
   const Result<std::uint64_t> size = parse_size(words.slab_size, "--slab-size");
   if (!size) return fail(size.error());

@@ -241,7 +241,7 @@ void Launcher::announce_failed(Member& member) {
   const Error& error = member.group.error();
   console_.error_line("FAILED " + std::string(to_string(member.group.plan().role)) + " " +
                       std::string(to_string(error.reason)) + ": " + printable(error.message));
-  if (!error.hint.empty()) console_.note("hint: " + printable(error.hint));
+  if (const std::string hint = hint_of(member); !hint.empty()) console_.note("hint: " + printable(hint));
   if (!first_error_) first_error_ = error;
   last_was_evicted_ = false;
 }

@@ -58,6 +58,7 @@ class Launcher {
   bool must_wait(const Member& member) const;
   bool undecided(const Member& member) const;
   bool begins_again(Member& member, const Sighting& seen);
+  std::string hint_of(const Member& member) const;
   static void add_hint(Member& member, const std::string& hint);
   bool drop_orphan_of(Member& member, const GroupStatus& orphan);
   std::optional<int> turn();  // an exit code ends the loop

@@ -168,6 +168,19 @@ bool Launcher::drop_orphan_of(Member& member, const GroupStatus& orphan) {
   return false;
 }
 
+/// Of a failure. A device that nobody asked for and that is too small leaves host memory.
+std::string Launcher::hint_of(const Member& member) const {
+  const GroupPlan& plan = member.group.plan();
+  const Error& error = member.group.error();
+  if (error.reason != Reason::over_budget || plan.refusal || plan_.device_asked || !on_device(plan))
+    return error.hint;
+  std::uint64_t needed = 0;
+  for (const RankPlan& rank : plan.ranks) needed += rank.memory;
+  if (!check_budget(needed, std::nullopt, machine_memory_limits())) return error.hint;
+  return error.hint + (error.hint.empty() ? "" : "; or ") +
+         "give --device host: this machine's memory has room";
+}
+
 void Launcher::add_hint(Member& member, const std::string& hint) {
   Error error = member.group.error();
   error.hint = hint + (error.hint.empty() ? "" : "; or " + error.hint);

@@ -78,6 +78,7 @@ class Devices(CudaTest):
         self.assertIn("no safetensors", preload.errors)
         self.assertEqual(preload.stop(), 0)
         self.assert_fails(1, "no safetensors", model=model, options=["--device", "cuda"])
+        self.assert_fails(2, "--ipc is for CUDA devices", "no safetensors", model=model, options=["--ipc", "vmm"])
 
     def test_named_devices_are_those_whatever_is_visible(self):
         self.node.environment["CUDA_VISIBLE_DEVICES"] = "0"
@@ -179,6 +180,27 @@ class Devices(CudaTest):
         self.assertEqual(first.stop(), 0)
         self.assert_nothing_left()
 
+    def test_a_group_is_shared_in_one_way_only(self):
+        """Known by its fingerprint ahead, or found out when it is read."""
+        for served, other, kind in (("vmm", "legacy", "cuda-vmm"), ("legacy", "vmm", "cuda-ipc")):
+            first = self.node.preload(self.model, "--device", "cuda", "--ipc", served)
+            first.ready()
+            for cache in ("cache", "an-empty-cache"):
+                with self.subTest(served + " " + cache):
+                    self.node.environment["WCACHE_CACHE_DIR"] = str(self.node.root / cache)
+                    self.assert_fails(4, "FAILED target mismatch: ipc", kind, options=["--device", "cuda", "--ipc", other])
+                    for options in ((), ("--ipc", served)):
+                        again = self.node.preload(self.model, "--device", "cuda", *options)
+                        self.assertEqual(again.wait(), 0, again.errors)
+            self.assertEqual(first.stop(), 0)
+        self.assert_nothing_left(logs=True)
+
+    def test_host_memory_is_shared_as_files_only(self):
+        first = self.node.preload(self.model, "--device", "host")
+        first.ready()
+        self.assert_fails(4, "FAILED target mismatch: ipc", options=["--ipc", "vmm"])
+        self.assertEqual(first.stop(), 0)
+
     def test_memory_limit_counts_what_is_on_the_device(self):
         self.assert_fails(7, "--memory-limit", options=["--device", "cuda", "--memory-limit", "1M"])
 
@@ -197,6 +219,7 @@ class Devices(CudaTest):
         _, fingerprint, _ = preload.ready()
         self.assertEqual(self.ranks(), [(0, uuid, "cuda")])
         self.assertTrue(uuid.startswith("MIG-"))
+        self.assert_fails(2, "whole UUID", options=["--device", f"cuda:{uuid[:8]}"])
         engine = self.engine(fingerprint)
         self.assertEqual(engine.answer(), digests_of(*self.model.glob("*.safetensors")))
         self.assertEqual(engine.stop(), 0)

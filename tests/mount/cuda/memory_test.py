@@ -95,6 +95,22 @@ class SameModel(OneModel):
 
 
 @unittest.skipIf(REAL, "the machine is set up by the fake driver")
+class Default(OneModel):
+    def test_a_device_that_is_too_small_is_an_error_that_names_the_way_out(self):
+        self.gpu.configure({"devices": 1, "device.0.memory": 4 << 20})
+        preload = self.node.preload(self.model)
+        self.assertEqual(preload.wait(), 7, preload.errors)
+        self.assertIn("--device host", preload.errors)
+        asked = self.preload()
+        self.assertEqual(asked.wait(), 7, asked.errors)
+        self.assertNotIn("--device host", asked.errors)
+        host = self.node.preload(self.model, "--device", "host")
+        host.ready()
+        self.assertEqual(host.stop(), 0)
+        self.assert_nothing_left(logs=True)
+
+
+@unittest.skipIf(REAL, "the machine is set up by the fake driver")
 class Orphan(OneModel):
     """What a killed daemon leaves behind is more than half of the device."""
 

@@ -107,8 +107,24 @@ TEST(DeviceChoice, AMigInstanceIsFoundThoughTheDriverShowsAnother) {
   machine.slices = {device(kSlice)};
   EXPECT_EQ(uuids_of(machine.choose("cuda:" + kSlice, 1)), Uuids{kSlice});
   machine.all = trouble(DeviceTrouble::no_device);
-  EXPECT_EQ(uuids_of(machine.choose("cuda:MIG-cccccccc", 1)), Uuids{kSlice});
-  EXPECT_EQ(machine.choose("cuda:MIG-dddddddd", 1).error().reason, Reason::unsupported);
+  EXPECT_EQ(uuids_of(machine.choose("cuda:" + kSlice, 1)), Uuids{kSlice});
+  EXPECT_EQ(machine.choose("cuda:MIG-dddddddd-0000-0000-0000-000000000004", 1).error().reason,
+            Reason::unsupported);
+}
+
+TEST(DeviceChoice, TheBeginningOfAMigInstancesNameMightBeThatOfAnother) {
+  Machine machine;
+  machine.slices = {device(kSlice)};
+  const auto choice = machine.choose("cuda:MIG-cccccccc", 1);
+  ASSERT_FALSE(choice);
+  EXPECT_EQ(choice.error().reason, Reason::invalid);
+  EXPECT_EQ(choice.error().key, "--device");
+}
+
+TEST(DeviceChoice, NamesAreComparedWithoutRegardToCase) {
+  Machine machine;
+  EXPECT_EQ(uuids_of(machine.choose("cuda:gpu-BBBB", 1)), Uuids{kThird});
+  EXPECT_EQ(uuids_of(machine.choose("cuda:GPU-AAAAAAAA-0000-0000-0000-000000000002", 1)), Uuids{kSecond});
 }
 
 TEST(DeviceChoice, WhatWasAskedForAndCannotBeHadIsUnsupportedWithItsReason) {

@@ -230,6 +230,11 @@ TEST_F(PlanGroups, WhatNoDeviceHoldsIsInHostMemoryUnlessADeviceWasAskedFor) {
   EXPECT_FALSE(groups.groups[0].ranks[0].ipc);
   EXPECT_NE(groups.device_note.find("pytorch_model.bin is no safetensors"), std::string::npos)
       << groups.device_note;
+  with.devices.ipc = DeviceIpc::vmm;
+  const Result<PlannedGroups> no_ipc = plan_groups(with, cache_);
+  ASSERT_FALSE(no_ipc);
+  EXPECT_EQ(no_ipc.error().reason, Reason::invalid);
+  EXPECT_EQ(no_ipc.error().key, "--ipc");
   with.devices.asked = true;
   const Result<PlannedGroups> refused = plan_groups(with, cache_);
   ASSERT_FALSE(refused);

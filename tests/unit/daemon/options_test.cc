@@ -62,6 +62,8 @@ TEST(DaemonOptions, RefusesTheRest) {
                                              {"--model", "/m", "--rank", "-1"},
                                              {"--model", "/m", "--device", "cuda"},
                                              {"--model", "/m", "--ipc", "fabric"},
+                                             {"--model", "/m", "--ipc", "vmm"},
+                                             {"--model", "/m", "--device", "host", "--ipc", "legacy"},
                                              {"--model", "/m", "--slab-size", "0"},
                                              {"--model", "/m", "--memory-limit", "much"},
                                              {"--model", "/m", "--log-level", "loud"},
