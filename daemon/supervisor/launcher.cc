@@ -134,8 +134,9 @@ void Launcher::wait() {
 }
 
 /// Whether the entry can be used where READY will say it is.
-bool Launcher::shown(const std::string& entry, const Sighting& seen) const {
-  return !keeper_ || seen.visible.contains(entry);
+bool Launcher::shown(const Member& member, const Sighting& seen) const {
+  const bool stale = member.dropped && seen.began < *member.dropped;  // it may have seen what is gone
+  return !keeper_ || (!stale && seen.visible.contains(entry_of(member.group)));
 }
 
 void Launcher::look_after(Member& member, const Sighting& seen) {
@@ -151,7 +152,7 @@ void Launcher::look_after(Member& member, const Sighting& seen) {
       if (member.waits) start(member);
       break;
     case GroupPhase::ready:
-      if (shown(entry_of(group), seen)) announce_ready(member);
+      if (shown(member, seen)) announce_ready(member);
       break;
     case GroupPhase::elsewhere:
       look_after_elsewhere(member, seen);
@@ -187,7 +188,7 @@ void Launcher::look_after_elsewhere(Member& member, const Sighting& seen) {
     member.unknown_since.reset();
     if (std::optional<Error> other = mismatch_of(plan_, plan, *served))
       return member.group.abandon(std::move(*other));
-    if (served->state != State::ready || !shown(entry_of(member.group), seen)) return;
+    if (served->state != State::ready || !shown(member, seen)) return;
     if (!member.group.served_elsewhere()) return;
     console_.note(entry_of(member.group) + " is already served by pid " +
                   std::to_string(served->ranks.front().pid));
@@ -309,7 +310,6 @@ std::optional<int> Launcher::verdict() {
   }
   if (!all_elsewhere) return last_was_evicted_ || !first_error_ ? 0 : exit_code(first_error_->reason);
   if (keeper_ && keeper_->started_it()) return std::nullopt;  // stays for the mount
-  leave_mount_ = true;
   return 0;
 }
 

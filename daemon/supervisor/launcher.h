@@ -46,6 +46,7 @@ class Launcher {
     bool filled_elsewhere = false;                   // phase elsewhere: whoever fills it has the memory
     bool waits = false;                              // for an earlier group to take its memory
     std::optional<Clock::time_point> short_since;    // too little memory, and undecided
+    std::optional<Clock::time_point> dropped;        // then: when what an orphan had was
     bool gets_free = false;                          // then: of what others had
     bool tried_beside = false;                       // then: was started once more beside one that serves
   };
@@ -70,7 +71,7 @@ class Launcher {
   void announce_ready(Member& member);
   void announce_evicted(Member& member);
   void announce_failed(Member& member);
-  bool shown(const std::string& entry, const Sighting& seen) const;
+  bool shown(const Member& member, const Sighting& seen) const;
   void update_watch();
   void update_pair();
   void show_progress();

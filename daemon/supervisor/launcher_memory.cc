@@ -16,6 +16,7 @@ namespace {
 constexpr std::chrono::seconds kLook{10};  // for a look at the node
 constexpr std::chrono::milliseconds kApart{250};
 constexpr unsigned kMostStarts = 6;
+constexpr unsigned kStartsBesideOthers = 3;
 constexpr std::chrono::seconds kDropOrphan{5};
 
 template <class A, class B>
@@ -137,9 +138,10 @@ bool Launcher::begins_again(Member& member, const Sighting& seen) {
                  find_orphan(*seen.node, member.group.plan(), member.group.fingerprint())) {
     member.gets_free = drop_orphan_of(member, *orphan);
     if (!member.gets_free) return false;
-  } else if (member.starts == 1 && seen.node->launchers.size() > 1) {
-    // Two that began at the same moment may each have had a part of what one needs.
-    pause = getpid() % 8 * kApart;
+  } else if (member.starts < kStartsBesideOthers && seen.node->launchers.size() > 1) {
+    // Two that began at the same moment may each have had a part of what one needs, or one the memory and the
+    // other one the lock.
+    pause = kApart * ((1U << member.starts) + static_cast<unsigned>(getpid()) % 4);
   } else {
     return false;
   }
@@ -159,6 +161,7 @@ bool Launcher::drop_orphan_of(Member& member, const GroupStatus& orphan) {
       mount->request<EvictReply>(EvictRequest{orphan.role, orphan.fingerprint}, deadline_in(kDropOrphan));
   const std::string entry = orphan.role + "/" + orphan.fingerprint;
   if (reply) {
+    member.dropped = Clock::now();
     console_.note(entry + " was held by the mount alone, and there is not enough memory beside it: dropped");
     return true;
   }

@@ -68,7 +68,7 @@ class SameModel(OneModel):
 
     def test_one_takes_over_when_the_one_fails(self):
         first, second = self.held_up()
-        daemon = next(pid for pid, line in self.node.processes() if "/wcached " in line)
+        daemon = self.target()["ranks"][0]["pid"]
         os.kill(daemon, signal.SIGKILL)
         self.assertEqual(first.wait(), 1, first.errors)
         self.gpu.let_copies_go()
