@@ -147,24 +147,22 @@ TEST_F(CudaLoadingTest, AStopInTheMiddleLeavesNothing) {
 
 /// A device that never ends a copy: the fill says so and goes, and waits for nothing that the device has.
 TEST_F(CudaLoadingTest, ADeviceThatHangsFailsTheFillInItsTime) {
-  for (const DeviceIpc ipc : {DeviceIpc::vmm, DeviceIpc::legacy}) {
-    for (const bool event_fails : {false, true}) {
-      FakeDisk disk;
-      const EntryPlan plan = copy_plan(disk, {9 * kMiB});
-      FillOptions options;
-      options.workers = 2;
-      options.stall_timeout = 50ms;
-      gpu_.hold_copies();
-      control_.reset();
-      if (event_fails) control_.fail("cuEventRecord:*=999");
-      const auto filled = load(plan, disk, target(ipc), options);
-      ASSERT_FALSE(filled);
-      EXPECT_EQ(filled.error().reason, event_fails ? Reason::io : Reason::timeout);
-      EXPECT_THAT(filled.error().message,
-                  HasSubstr(event_fails ? "marking the end of a copy" : "does not reach the device"));
-      EXPECT_EQ(gpu_.contexts().size(), 1u) << "what its copies use stays until the process ends";
-      end_hung_process();
-    }
+  for (const auto& [ipc, event_fails] : {std::pair{DeviceIpc::vmm, false}, {DeviceIpc::legacy, true}}) {
+    FakeDisk disk;
+    const EntryPlan plan = copy_plan(disk, {9 * kMiB});
+    FillOptions options;
+    options.workers = 2;
+    options.stall_timeout = 50ms;
+    gpu_.hold_copies();
+    control_.reset();
+    if (event_fails) control_.fail("cuEventRecord:*=999");
+    const auto filled = load(plan, disk, target(ipc), options);
+    ASSERT_FALSE(filled);
+    EXPECT_EQ(filled.error().reason, event_fails ? Reason::io : Reason::timeout);
+    EXPECT_THAT(filled.error().message,
+                HasSubstr(event_fails ? "marking the end of a copy" : "does not reach the device"));
+    EXPECT_EQ(gpu_.contexts().size(), 1u) << "what its copies use stays until the process ends";
+    end_hung_process();
   }
 }
 
