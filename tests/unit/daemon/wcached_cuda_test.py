@@ -207,7 +207,7 @@ class WcachedOnCuda(unittest.TestCase):
         for ipc in ("vmm", "legacy"):
             with self.subTest(ipc=ipc):
                 self.gpu.hold_copies()
-                code, errors = self.failure(self.start("--ipc", ipc, WCACHE_FILL_STALL_MS="500"))
+                code, errors = self.failure(self.start("--ipc", ipc, WCACHE_FILL_STALL_MS="3000"))
                 self.assertEqual(code, 5, errors)
                 self.assertIn("does not reach the device", errors)
                 self.assertNotIn("does not end", errors)

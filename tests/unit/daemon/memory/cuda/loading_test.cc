@@ -152,15 +152,19 @@ TEST_F(CudaLoadingTest, ADeviceThatHangsFailsTheFillInItsTime) {
     const EntryPlan plan = copy_plan(disk, {9 * kMiB});
     FillOptions options;
     options.workers = 2;
-    options.stall_timeout = 50ms;
+    options.stall_timeout = 200ms;
     gpu_.hold_copies();
     control_.reset();
     if (event_fails) control_.fail("cuEventRecord:*=999");
     const auto filled = load(plan, disk, target(ipc), options);
     ASSERT_FALSE(filled);
     EXPECT_EQ(filled.error().reason, event_fails ? Reason::io : Reason::timeout);
-    EXPECT_THAT(filled.error().message,
-                HasSubstr(event_fails ? "marking the end of a copy" : "does not reach the device"));
+    // On a busy machine reads too may have come to nothing for so long.
+    if (event_fails)
+      EXPECT_THAT(filled.error().message, HasSubstr("marking the end of a copy"));
+    else
+      EXPECT_THAT(filled.error().message,
+                  ::testing::AnyOf(HasSubstr("does not reach the device"), HasSubstr("nothing came")));
     EXPECT_EQ(gpu_.contexts().size(), 1u) << "what its copies use stays until the process ends";
     end_hung_process();
   }
