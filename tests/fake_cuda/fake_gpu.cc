@@ -207,16 +207,18 @@ std::uint64_t FakeDriver::calls(const std::string& function) const {
   return calls;
 }
 
-HeldContext::HeldContext(const FakeDriver& driver, int device) : library_(driver.handle()), device_(device) {
+HeldContext::HeldContext(const FakeDriver& driver, int device) : driver_(driver), device_(device) {
+  void* const library = driver_.handle();
   CUcontext context = nullptr;
-  if (symbol<decltype(&cuInit)>(library_, "cuInit")(0) != CUDA_SUCCESS ||
-      symbol<decltype(&cuDevicePrimaryCtxRetain)>(library_, "cuDevicePrimaryCtxRetain")(&context, device) !=
+  if (symbol<decltype(&cuInit)>(library, "cuInit")(0) != CUDA_SUCCESS ||
+      symbol<decltype(&cuDevicePrimaryCtxRetain)>(library, "cuDevicePrimaryCtxRetain")(&context, device) !=
           CUDA_SUCCESS)
     throw std::runtime_error("no context to hold");
 }
 
 HeldContext::~HeldContext() {
-  symbol<decltype(&cuDevicePrimaryCtxRelease)>(library_, "cuDevicePrimaryCtxRelease_v2")(device_);
+  driver_.fail("");
+  symbol<decltype(&cuDevicePrimaryCtxRelease)>(driver_.handle(), "cuDevicePrimaryCtxRelease_v2")(device_);
 }
 
 }  // namespace wcache::testing
