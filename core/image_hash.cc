@@ -30,6 +30,15 @@ std::size_t ImageHash::block_at(std::uint64_t offset) const {
   return first_block_[at] + (offset - image_.segments[at].offset) / kHashBlock;
 }
 
+void ImageHash::add_run(std::uint64_t offset, std::span<const std::byte> bytes) {
+  if (bytes.empty()) return;
+  for (std::size_t index = block_at(offset); !bytes.empty(); ++index) {
+    const std::uint64_t nbytes = block(index).nbytes;
+    add(index, bytes.first(nbytes));
+    bytes = bytes.subspan(nbytes);
+  }
+}
+
 ImageDigests ImageHash::finish() const {
   ImageDigests digests;
   digests.segments.reserve(image_.segments.size());

@@ -28,6 +28,9 @@ class ImageHash {
   /// `bytes` are all bytes of the block.
   void add(std::size_t index, std::span<const std::byte> bytes) { blocks_[index] = digest_of(bytes); }
 
+  /// `bytes` are those of whole blocks, the first of which begins at `offset` of the image.
+  void add_run(std::uint64_t offset, std::span<const std::byte> bytes);
+
   /// Every block was added.
   ImageDigests finish() const;
 

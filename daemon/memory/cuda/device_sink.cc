@@ -194,13 +194,7 @@ Status DeviceSink::copy(const Landing& landing, const std::byte* bytes, CUstream
 }
 
 void DeviceSink::hash(const Landing& landing, const std::byte* bytes) {
-  ImageHash& hash = hashes_[landing.image];
-  for (std::uint64_t done = 0; done < landing.nbytes;) {
-    const std::size_t block = hash.block_at(landing.image_offset + done);
-    const std::uint64_t nbytes = hash.block(block).nbytes;
-    hash.add(block, {bytes + done, nbytes});
-    done += nbytes;
-  }
+  hashes_[landing.image].add_run(landing.image_offset, {bytes, landing.nbytes});
 }
 
 Result<std::uint64_t> DeviceSink::place_heads(std::chrono::milliseconds stall_timeout,

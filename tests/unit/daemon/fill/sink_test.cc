@@ -126,13 +126,7 @@ class LateSink : public FillSink {
   void place(const Landing& landing, const std::byte* bytes) {
     if (landing.nbytes == 0) return;
     std::memcpy(images[landing.image].data() + landing.image_offset, bytes, landing.nbytes);
-    ImageHash& hash = hashes_[landing.image];
-    for (std::uint64_t at = 0; at < landing.nbytes;) {
-      const std::size_t block = hash.block_at(landing.image_offset + at);
-      const std::uint64_t nbytes = hash.block(block).nbytes;
-      hash.add(block, {bytes + at, nbytes});
-      at += nbytes;
-    }
+    hashes_[landing.image].add_run(landing.image_offset, {bytes, landing.nbytes});
   }
 
   const EntryPlan& plan_;
