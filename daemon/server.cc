@@ -188,12 +188,9 @@ void Server::attach(Session& session, std::uint32_t request) {
   reply.descriptors = static_cast<std::uint32_t>(fds.size());
   hold(session);
   session.send(Envelope{request, std::move(reply)});
-  for (std::size_t first = 0; first < fds.size(); first += kMaxMessageFds) {
-    const std::size_t count = std::min(kMaxMessageFds, fds.size() - first);
-    const auto begin = fds.begin() + static_cast<std::ptrdiff_t>(first);
-    session.send(
-        Envelope{request, Descriptors{static_cast<std::uint32_t>(first), static_cast<std::uint32_t>(count)}},
-        std::vector<int>(begin, begin + static_cast<std::ptrdiff_t>(count)));
+  for (const Descriptors& page : descriptor_pages(fds.size())) {
+    const auto part = std::span(fds).subspan(page.first, page.count);
+    session.send(Envelope{request, page}, std::vector<int>(part.begin(), part.end()));
   }
 }
 

@@ -41,10 +41,9 @@ Status send_attachment(Connection& connection, std::uint32_t id, AttachReply rep
                        Deadline deadline) {
   reply.descriptors = static_cast<std::uint32_t>(fds.size());
   if (Status sent = send_message(connection, {id, std::move(reply)}, deadline); !sent) return sent;
-  for (std::size_t first = 0; first < fds.size(); first += kMaxMessageFds) {
-    const auto page = fds.subspan(first, std::min(kMaxMessageFds, fds.size() - first));
-    const Descriptors head{static_cast<std::uint32_t>(first), static_cast<std::uint32_t>(page.size())};
-    if (Status sent = send_message(connection, {id, head}, deadline, page); !sent) return sent;
+  for (const Descriptors& page : descriptor_pages(fds.size())) {
+    const auto part = fds.subspan(page.first, page.count);
+    if (Status sent = send_message(connection, {id, page}, deadline, part); !sent) return sent;
   }
   return {};
 }

@@ -253,6 +253,9 @@ std::vector<StatusReply> pages_of(StatusReply status);
 /// A key's files as messages that fit, `more` set on all but the last.
 std::vector<GroupFiles> file_pages_of(const std::vector<Key::File>& files);
 
+/// The heads of the messages that carry `count` descriptors, as many in each as fit.
+std::vector<Descriptors> descriptor_pages(std::size_t count);
+
 /// Cuts commands to a readable length and the list to what a message holds. True when nobody was dropped.
 bool fit_holders(std::vector<Holder>& holders);
 

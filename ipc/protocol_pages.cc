@@ -43,6 +43,14 @@ void fit(RankStatus& rank) {
 
 }  // namespace
 
+std::vector<Descriptors> descriptor_pages(std::size_t count) {
+  std::vector<Descriptors> pages;
+  for (std::size_t first = 0; first < count; first += kMaxMessageFds)
+    pages.push_back({static_cast<std::uint32_t>(first),
+                     static_cast<std::uint32_t>(std::min(kMaxMessageFds, count - first))});
+  return pages;
+}
+
 bool fit_holders(std::vector<Holder>& holders) {
   for (Holder& holder : holders) shorten(holder.command, kMaxCommand);
   if (holders.size() <= kMaxHolders) return true;
