@@ -14,12 +14,15 @@
 #include "daemon/memory/cuda/loading.h"
 #include "tests/unit/daemon/fill/fake_disk.h"
 #include "tests/unit/daemon/fill/random_draft.h"
+#include "tests/unit/daemon/memory/cuda/filled_entry.h"
 
 namespace wcache {
 namespace {
 
+using testing::expect_holds;
 using testing::FakeDisk;
 using testing::ImageMemory;
+using testing::load_on_device;
 
 class Gpu : public ::testing::TestWithParam<DeviceIpc> {
  protected:
@@ -36,30 +39,6 @@ class Gpu : public ::testing::TestWithParam<DeviceIpc> {
     target_.ipc = *ipc;
   }
 
-  struct Filled {
-    FillReport report;
-    std::unique_ptr<DeviceEntry> entry;
-  };
-  Result<Filled> load(const EntryPlan& plan, FakeDisk& disk) {
-    auto loading = CudaLoading::prepare(plan, target_);
-    if (!loading) return fail(loading.error());
-    if (auto s = (*loading)->allocate(); !s) return fail(s.error());
-    auto report = fill((*loading)->sink(), disk);
-    if (!report) return fail(report.error());
-    auto entry = (*loading)->finish();
-    if (!entry) return fail(entry.error());
-    return Filled{std::move(*report), std::move(*entry)};
-  }
-
-  static void expect_holds(DeviceEntry& entry, const EntryPlan& plan, FakeDisk& disk) {
-    for (std::size_t i = 0; i < plan.images.size(); ++i) {
-      std::vector<std::byte> bytes(plan.images[i].nbytes);
-      const Status read = entry.read(i, 0, bytes);
-      ASSERT_TRUE(read) << read.error().message;
-      EXPECT_TRUE(bytes == expected_image(plan, disk, i)) << plan.images[i].name;
-    }
-  }
-
   CudaTarget target_;
 };
 
@@ -70,7 +49,7 @@ TEST_P(Gpu, AnyPlanArrivesByteForByteWithTheDigestsOfTheHost) {
     disk.seed = seed;
     const EntryPlan plan = testing::RandomDraft(seed).make(disk);
     target_.slab_nbytes = seed % 2 == 0 ? kSlabNbytes : std::uint64_t{2} << 20;
-    const auto filled = load(plan, disk);
+    const auto filled = load_on_device(plan, disk, target_);
     ASSERT_TRUE(filled) << filled.error().message;
     expect_holds(*filled->entry, plan, disk);
     ImageMemory host(plan);
@@ -90,7 +69,7 @@ TEST_P(Gpu, ManySlabsOfOneFillAreGivenAway) {
     plan.images.push_back(testing::whole_image(plan.sources.back(), i));
   }
   target_.slab_nbytes = std::uint64_t{8} << 20;
-  const auto filled = load(plan, disk);
+  const auto filled = load_on_device(plan, disk, target_);
   ASSERT_TRUE(filled) << filled.error().message;
   const bool vmm = target_.ipc == DeviceIpc::vmm;
   EXPECT_EQ(filled->entry->slabs().size(), vmm ? 4U : 0U);

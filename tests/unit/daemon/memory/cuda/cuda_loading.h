@@ -19,6 +19,7 @@
 #include "tests/support/descriptors.h"
 #include "tests/unit/daemon/fill/fake_disk.h"
 #include "tests/unit/daemon/fill/random_draft.h"
+#include "tests/unit/daemon/memory/cuda/filled_entry.h"
 
 namespace wcache::testing {
 
@@ -50,36 +51,6 @@ class CudaTest : public ::testing::Test {
     target.ipc = *chosen;
     target.slab_nbytes = 2 * kMiB;
     return target;
-  }
-
-  struct Filled {
-    std::unique_ptr<DeviceEntry> entry;
-    FillReport report;
-    SlabPlan slabs;
-  };
-  static Result<Filled> load(const EntryPlan& plan, FakeDisk& disk, const CudaTarget& target,
-                             const FillOptions& options = {}, std::stop_token stop = {}) {
-    auto loading = CudaLoading::prepare(plan, target);
-    if (!loading) return fail(loading.error());
-    Filled filled;
-    filled.slabs = (*loading)->slabs();
-    if (auto s = (*loading)->allocate(); !s) return fail(s.error());
-    auto report = fill((*loading)->sink(), disk, options, {}, std::move(stop));
-    if (!report) return fail(report.error());
-    filled.report = std::move(*report);
-    auto entry = (*loading)->finish();
-    if (!entry) return fail(entry.error());
-    filled.entry = std::move(*entry);
-    return filled;
-  }
-
-  static void expect_holds(DeviceEntry& entry, const EntryPlan& plan, FakeDisk& disk) {
-    for (std::size_t i = 0; i < plan.images.size(); ++i) {
-      std::vector<std::byte> bytes(plan.images[i].nbytes);
-      const Status read = entry.read(i, 0, bytes);
-      ASSERT_TRUE(read) << read.error().message;
-      EXPECT_TRUE(bytes == expected_image(plan, disk, i)) << plan.images[i].name;
-    }
   }
 
   void expect_nothing_left() const {

@@ -31,7 +31,7 @@ class DeviceMemoryTest : public testing::CudaTest {
     auto target = find_target(ipc).value();
     target.idle = idle;
     target.patience = patience;
-    auto filled = load(plan_, disk_, target);
+    auto filled = load_on_device(plan_, disk_, target);
     EXPECT_TRUE(filled) << filled.error().message;
     return std::move(filled->entry);
   }

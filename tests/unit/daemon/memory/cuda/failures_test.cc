@@ -15,6 +15,7 @@ namespace wcache {
 namespace {
 
 using testing::FakeDisk;
+using testing::FilledEntry;
 using testing::kMiB;
 
 #define WCACHE_TEXT_OF(name) #name
@@ -63,7 +64,7 @@ class CudaFailures : public testing::CudaTest, public ::testing::WithParamInterf
     target.idle = std::chrono::hours(1);
     return target;
   }
-  Result<Filled> load_to(const CudaTarget& target) { return load(plan_, disk_, target, options_); }
+  Result<FilledEntry> load_to(const CudaTarget& target) { return load_on_device(plan_, disk_, target, options_); }
 
   /// What was done with a call failing: how it ended, and how many calls of the function were made meanwhile.
   struct Done {
@@ -142,7 +143,7 @@ class CudaFailures : public testing::CudaTest, public ::testing::WithParamInterf
 TEST_P(CudaFailures, AFillLeavesNothingWhicheverCallFails) {
   const CudaTarget target = patient_target();
   const auto fill = [&](const std::string& function) {
-    std::optional<Result<Filled>> filled;
+    std::optional<Result<FilledEntry>> filled;
     const Done done = with_failure(function, [&]() -> Status {
       filled.emplace(load_to(target));
       return *filled ? Status{} : fail(filled->error());

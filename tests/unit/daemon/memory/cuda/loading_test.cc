@@ -16,6 +16,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using testing::FakeDisk;
+using testing::FilledEntry;
 using testing::FakeMachine;
 using ::testing::HasSubstr;
 using testing::ImageMemory;
@@ -43,7 +44,7 @@ TEST_F(CudaLoadingTest, AnyPlanArrivesByteForByteWithTheDigestsOfTheHost) {
     to.slab_nbytes = seed % 4 == 0 ? kSlabNbytes : seed * kMiB / 2;
     FillOptions options;
     options.workers = 1 + static_cast<unsigned>(seed % 4);
-    const auto filled = load(plan, disk, to, options);
+    const auto filled = load_on_device(plan, disk, to, options);
     ASSERT_TRUE(filled) << filled.error().message;
     slab_counts.insert(filled->slabs.slabs.size());
     EXPECT_EQ(filled->entry->slabs().size(), to.ipc == DeviceIpc::vmm ? filled->slabs.slabs.size() : 0);
@@ -78,7 +79,7 @@ EntryPlan copy_plan(FakeDisk& disk, const std::vector<std::uint64_t>& sizes) {
 TEST_F(CudaLoadingTest, AnEmptyWeightFileAndOneOfABlockExactly) {
   FakeDisk disk;
   const EntryPlan plan = copy_plan(disk, {0, kHashBlock, 1, 0, kChunk, kChunk + 1});
-  const auto filled = load(plan, disk, target());
+  const auto filled = load_on_device(plan, disk, target());
   ASSERT_TRUE(filled) << filled.error().message;
   expect_holds(*filled->entry, plan, disk);
   EXPECT_EQ(filled->report.nbytes, plan.nbytes());
@@ -95,8 +96,8 @@ TEST_F(CudaLoadingTest, ABufferIsUsedAgainOnlyWhenItsCopyHasPassed) {
   options.workers = kWorkers;
   options.stall_timeout = 10min;
   gpu_.hold_copies();
-  std::optional<Result<Filled>> filled;
-  std::thread filling([&] { filled.emplace(load(plan, disk, to, options)); });
+  std::optional<Result<FilledEntry>> filled;
+  std::thread filling([&] { filled.emplace(load_on_device(plan, disk, to, options)); });
   while (control_.calls("cuEventRecord") < kWorkers * kBuffers) std::this_thread::sleep_for(1ms);
   // Every buffer waits for its copy now: nothing more may be read until one has passed.
   const std::uint64_t read = disk.read_nbytes;
@@ -120,7 +121,7 @@ TEST_F(CudaLoadingTest, SmallRingsUnderSlowCopiesStayRight) {
     const EntryPlan plan = testing::RandomDraft(buffers + 100).make(disk);
     CudaTarget to = target(buffers == 2 ? DeviceIpc::legacy : DeviceIpc::vmm);
     to.staging_buffers = buffers;
-    const auto filled = load(plan, disk, to);
+    const auto filled = load_on_device(plan, disk, to);
     ASSERT_TRUE(filled) << filled.error().message;
     expect_holds(*filled->entry, plan, disk);
   }
@@ -137,7 +138,7 @@ TEST_F(CudaLoadingTest, AStopInTheMiddleLeavesNothing) {
       if (++reads == 9) stop.request_stop();
       return std::nullopt;
     };
-    const auto filled = load(plan, disk, target(ipc), {}, stop.get_token());
+    const auto filled = load_on_device(plan, disk, target(ipc), {}, stop.get_token());
     ASSERT_FALSE(filled);
     EXPECT_EQ(filled.error().reason, Reason::timeout);
     EXPECT_LT(reads, 30);
@@ -156,7 +157,7 @@ TEST_F(CudaLoadingTest, ADeviceThatHangsFailsTheFillInItsTime) {
     gpu_.hold_copies();
     control_.reset();
     if (event_fails) control_.fail("cuEventRecord:*=999");
-    const auto filled = load(plan, disk, target(ipc), options);
+    const auto filled = load_on_device(plan, disk, target(ipc), options);
     ASSERT_FALSE(filled);
     EXPECT_EQ(filled.error().reason, event_fails ? Reason::io : Reason::timeout);
     // On a busy machine reads too may have come to nothing for so long.
@@ -198,7 +199,7 @@ TEST_F(CudaLoadingTest, AHeaderThatDoesNotArriveFailsTheFillInItsTime) {
       while (control_.calls("cuMemcpyHtoDAsync_v2") == 0) std::this_thread::sleep_for(1ms);
       if (stops) stop.request_stop();
     });
-    const auto filled = load(plan, disk, target(), options, stop.get_token());
+    const auto filled = load_on_device(plan, disk, target(), options, stop.get_token());
     ASSERT_FALSE(filled);
     EXPECT_EQ(filled.error().reason, Reason::timeout);
     EXPECT_THAT(filled.error().message, HasSubstr(stops ? "stopped" : "a header does not reach the device"));
@@ -230,7 +231,7 @@ TEST_F(CudaLoadingTest, OutOfOtherMemoryThanTheDevicesSaysWhichOne) {
                                         {"cuMemCreate", "free memory of the device"}}) {
     control_.reset();
     control_.fail(std::string(function) + ":1=2");
-    const auto filled = load(plan, disk, target(DeviceIpc::vmm));
+    const auto filled = load_on_device(plan, disk, target(DeviceIpc::vmm));
     ASSERT_FALSE(filled);
     EXPECT_EQ(filled.error().reason, Reason::over_budget);
     EXPECT_THAT(filled.error().hint, HasSubstr(words));
@@ -245,7 +246,7 @@ TEST_F(CudaLoadingTest, ALegacyHandleIsOfAWholeAllocation) {
   const auto refuses = [&](decltype(CudaDriver::cuMemGetAddressRange) says) {
     cutting->cuMemGetAddressRange = says;
     to.driver = cutting;
-    const auto filled = load(plan, disk, to);
+    const auto filled = load_on_device(plan, disk, to);
     ASSERT_FALSE(filled);
     EXPECT_EQ(filled.error().reason, Reason::unsupported);
     EXPECT_THAT(filled.error().message, HasSubstr("cut out of a larger allocation"));
@@ -269,7 +270,7 @@ TEST_F(CudaLoadingTest, AFileThatCannotBeReadLeavesNothing) {
   disk.fault = [](const std::string&, std::uint64_t offset, std::uint64_t) -> std::optional<std::int64_t> {
     return offset > 4 * kMiB ? std::optional<std::int64_t>(-EIO) : std::nullopt;
   };
-  const auto filled = load(plan, disk, target());
+  const auto filled = load_on_device(plan, disk, target());
   ASSERT_FALSE(filled);
   EXPECT_EQ(filled.error().reason, Reason::io);
   EXPECT_THAT(filled.error().message, HasSubstr("reading f0 at byte"));
@@ -279,7 +280,7 @@ TEST_F(CudaLoadingTest, AFileThatCannotBeReadLeavesNothing) {
 TEST_F(CudaLoadingTest, AVmmEntryIsNothingButDescriptors) {
   FakeDisk disk;
   const EntryPlan plan = copy_plan(disk, {5 * kMiB});
-  auto filled = load(plan, disk, target(DeviceIpc::vmm));
+  auto filled = load_on_device(plan, disk, target(DeviceIpc::vmm));
   ASSERT_TRUE(filled) << filled.error().message;
   EXPECT_FALSE(filled->entry->has_context());
   EXPECT_EQ(gpu_.contexts().size(), 0u);
@@ -296,7 +297,7 @@ TEST_F(CudaLoadingTest, AVmmEntryIsNothingButDescriptors) {
 TEST_F(CudaLoadingTest, ALegacyEntryKeepsItsContextAndMemory) {
   FakeDisk disk;
   const EntryPlan plan = copy_plan(disk, {5 * kMiB});
-  auto filled = load(plan, disk, target(DeviceIpc::legacy));
+  auto filled = load_on_device(plan, disk, target(DeviceIpc::legacy));
   ASSERT_TRUE(filled) << filled.error().message;
   EXPECT_TRUE(filled->entry->has_context());
   EXPECT_EQ(gpu_.contexts().size(), 1u);
@@ -314,13 +315,13 @@ TEST_F(CudaLoadingTest, FillsFitUntilTheDeviceIsFull) {
   FakeDisk disk;
   const EntryPlan plan = copy_plan(disk, {12 * kMiB});
   const CudaTarget to = target();
-  const auto first = load(plan, disk, to);
+  const auto first = load_on_device(plan, disk, to);
   ASSERT_TRUE(first) << first.error().message;
-  const auto second = load(plan, disk, to);
+  const auto second = load_on_device(plan, disk, to);
   ASSERT_TRUE(second) << second.error().message;
   EXPECT_NE(first->entry->instance(), second->entry->instance());
   control_.reset();
-  const auto third = load(plan, disk, to);
+  const auto third = load_on_device(plan, disk, to);
   ASSERT_FALSE(third);
   EXPECT_EQ(third.error().reason, Reason::over_budget);
   EXPECT_THAT(third.error().message, HasSubstr(to.device.uuid));
@@ -351,7 +352,7 @@ TEST_F(CudaLoadingTest, OtherFormatsThanSafetensorsAreUnsupported) {
   FakeDisk disk;
   EntryPlan plan = copy_plan(disk, {kMiB});
   plan.images[0].kind = FileKind::gguf;
-  const auto filled = load(plan, disk, target());
+  const auto filled = load_on_device(plan, disk, target());
   ASSERT_FALSE(filled);
   EXPECT_EQ(filled.error().reason, Reason::unsupported);
   EXPECT_EQ(control_.calls("cuDevicePrimaryCtxRetain"), 0u);
@@ -381,7 +382,7 @@ TEST_F(CudaLoadingTest, ADeviceThatTakesNoFurtherProcessSaysSo) {
     control_.reset();
     control_.fail("cuDevicePrimaryCtxRetain:*=46");
     FakeDisk disk;
-    const auto filled = load(copy_plan(disk, {kMiB}), disk, to);
+    const auto filled = load_on_device(copy_plan(disk, {kMiB}), disk, to);
     ASSERT_FALSE(filled);
     EXPECT_EQ(filled.error().reason, Reason::unsupported);
     EXPECT_THAT(filled.error().message, HasSubstr(words));
